@@ -1,0 +1,146 @@
+"""The training process: `python -m eagle3.drafter.train_entry JOB.json`.
+
+It runs the trainer of speculators unmodified apart from two things. Every metric record also goes out as one JSON line
+on the file descriptor the job names, and on a machine without accelerator three places that assume one are pointed at
+the CPU. Both reach into private names, so the version is pinned and a contract test covers them. The trainer installs
+signal handlers, which is why it has a process of its own.
+"""
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from eagle3.drafter.trainer_settings import SUPPORTED_SPECULATORS
+
+PR_SET_PDEATHSIG = 1
+"""Linux `prctl` option. Source: linux/prctl.h."""
+
+
+class MetricLines(logging.Filter):
+    """A filter on the metrics logger that copies each record to a stream as a JSON line and lets all pass.
+
+    A filter of the logger sees the record before any handler rewrites its message into text.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        """Write to an open file descriptor, line by line."""
+        super().__init__()
+        self._stream = os.fdopen(descriptor, "w", buffering=1, encoding="utf-8")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Send the record when it carries metrics."""
+        message: object = record.msg
+        if isinstance(message, Mapping) and ("train" in message or "val" in message):
+            self._stream.write(json.dumps(_plain(message)) + "\n")
+        return True
+
+    def send(self, event: Mapping[str, Any]) -> None:
+        """Write one line of another kind."""
+        self._stream.write(json.dumps(event) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value if isinstance(value, (str, int, float, bool, type(None))) else float(value)
+
+
+def patch_for_cpu() -> None:
+    """Let the trainer run where torch has no accelerator."""
+    import torch
+    from speculators.train import checkpointer, cli, trainer
+
+    device = torch.device("cpu")
+    patched: Any = trainer
+    patched.get_local_rank = lambda: device
+    patched_checkpointer: Any = checkpointer
+    patched_checkpointer.get_current_device = lambda: "cpu"
+    torch.accelerator.synchronize = lambda *_args, **_kwargs: None
+
+    class CpuTrainer(trainer.Trainer):
+        """The trainer with autocast on the CPU instead of on an accelerator that is not there."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.device_type = "cpu"
+
+    patched_cli: Any = cli
+    patched_cli.Trainer = CpuTrainer
+
+
+def report_metrics(lines: MetricLines) -> None:
+    """Make whichever trainer the command line uses announce itself and send its metrics."""
+    from speculators.train import cli
+
+    base: Any = cli.Trainer
+
+    class ReportingTrainer(base):
+        """The trainer, announcing how many steps it is about to run."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            # Here, not earlier: the trainer's logging set-up replaces the filters of its loggers.
+            logging.getLogger("speculators.metrics").addFilter(lines)
+            lines.send(
+                {
+                    "start": {
+                        "first_epoch": self.current_epoch,
+                        "num_epochs": self.config.num_epochs,
+                        "steps_per_epoch": len(self.train_loader),
+                        "train_samples": len(self.train_loader.dataset),
+                        "validation_samples": len(self.val_loader.dataset) if self.val_loader else 0,
+                        "trainable_parameters": sum(p.numel() for p in self.model.parameters() if p.requires_grad),
+                        "device": str(self.local_rank),
+                    }
+                }
+            )
+
+    patched_cli: Any = cli
+    patched_cli.Trainer = ReportingTrainer
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process with its parent: no orphan writes checkpoints beside a new trainer."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main(job_path: Path) -> None:
+    """Train as the job file says.
+
+    The job holds `settings` (see `eagle3.drafter.trainer_settings`) and `progress_fd`.
+
+    Raises:
+        RuntimeError: speculators has another version than the one this code was tested with.
+    """
+    die_with_parent()
+    import torch
+    from speculators.train import cli
+    from speculators.train.config import TrainConfig
+
+    if (found := version("speculators")) != SUPPORTED_SPECULATORS:
+        raise RuntimeError(f"speculators is {found}, expected {SUPPORTED_SPECULATORS}; install that one")
+    job = json.loads(job_path.read_text("utf-8"))
+    settings = dict(job["settings"])
+    hidden_states_path = settings.pop("hidden_states_path")
+    config: Any = TrainConfig.from_sources(
+        cli=settings, argv=list(sys.argv), backend_cli={"hidden_states_path": hidden_states_path}
+    )
+    # The verifier's norm rebuilds the training targets; the trainer only warns when it does not find it.
+    warnings.filterwarnings("error", message="Could not find final norm weights")
+    if torch.accelerator.current_accelerator(check_available=True) is None:
+        patch_for_cpu()
+    report_metrics(MetricLines(int(job["progress_fd"])))
+    cli.main(config)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

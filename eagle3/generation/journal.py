@@ -1,0 +1,240 @@
+"""The completions journal: append-only JSONL files that are the single truth of generation.
+
+Two kinds of line matter most. An *intent* (sample, attempt, body digest, reserved dollars) is durable before the first
+byte of its request goes out; an *outcome* (raw reply, billed usage, cost, or why there is none) is durable before an
+answer counts. Each line carries a checksum. Writes are collected and synced together every `SYNC_WINDOW_S`; each
+process starts a new file, so a line torn by a crash is always the last of its file and is dropped on replay.
+"""
+
+import asyncio
+import base64
+import json
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from eagle3.artifacts import sync_directory
+from eagle3.errors import ArtifactError
+from eagle3.records import JsonObject
+
+SYNC_WINDOW_S = 0.1
+"""Writes within this time share one sync. Shorter windows cost CPU; this one adds little beside an answer's own time.
+Source: tests/bench/bench_generation.py."""
+ROTATE_BYTES = 256 * 1024 * 1024
+"""A larger file is closed and the next one begun, so that old ones can be compressed or moved."""
+
+_PREFIX = b'{"crc":"'
+_PREFIX_LENGTH = len(_PREFIX) + 8 + len(b'",')
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one line lies."""
+
+    path: Path
+    offset: int
+    length: int
+
+    def read(self) -> JsonObject:
+        """Return the line's entry.
+
+        Raises:
+            ArtifactError: The bytes are not what was written.
+        """
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            line = file.read(self.length)
+        entry = decode_line(line)
+        if entry is None:
+            message = (
+                f"journal {self.path.name!r} changed at byte {self.offset} after it was written: restore the file."
+            )
+            raise ArtifactError(message)
+        return entry
+
+
+def encode_line(entry: JsonObject) -> bytes:
+    """Return the line of an entry: JSON whose first member is the crc32 of what follows it."""
+    rest = json.dumps(entry, ensure_ascii=False, separators=(",", ":"), allow_nan=False)[1:].encode()
+    return b'%s%08x",%s\n' % (_PREFIX, zlib.crc32(rest), rest)
+
+
+def decode_line(line: bytes) -> JsonObject | None:
+    """Return the entry of a line, or None when it is torn or damaged."""
+    if not line.startswith(_PREFIX) or not line.endswith(b"}\n"):
+        return None
+    rest = line[_PREFIX_LENGTH:-1]
+    if line[:_PREFIX_LENGTH] != b'%s%08x",' % (_PREFIX, zlib.crc32(rest)):
+        return None
+    try:
+        return cast("JsonObject", json.loads(b"{" + rest))
+    except ValueError:
+        return None
+
+
+def raw_field(body: bytes) -> JsonObject:
+    """Return the member that keeps a body exactly: as text when it is UTF-8, else as base64."""
+    try:
+        return {"raw": body.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"raw64": base64.b64encode(body).decode("ascii")}
+
+
+def raw_of(entry: JsonObject) -> bytes:
+    """Return the body kept by `raw_field`."""
+    if "raw64" in entry:
+        return base64.b64decode(cast("str", entry["raw64"]))
+    return cast("str", entry.get("raw", "")).encode("utf-8")
+
+
+def journal_paths(folder: Path) -> list[Path]:
+    """Return the journal files of a folder, oldest first."""
+    return sorted(folder.glob("journal-*.jsonl"))
+
+
+def read_journal(path: Path) -> Iterator[tuple[Place, JsonObject]]:
+    """Yield the entries of one file with their places; a torn last line is dropped.
+
+    Raises:
+        ArtifactError: A line before the last is damaged.
+    """
+    offset = 0
+    torn_at: int | None = None
+    with path.open("rb") as file:
+        for line in file:
+            if torn_at is not None:
+                message = (
+                    f"journal {path.parent.name}/{path.name} is damaged at byte {torn_at}, before its last line: a "
+                    "crash cannot do that. Restore the file, or remove the line if you accept to pay for its answer "
+                    "again."
+                )
+                raise ArtifactError(message)
+            entry = decode_line(line)
+            if entry is None:
+                torn_at = offset
+            else:
+                yield Place(path, offset, len(line)), entry
+            offset += len(line)
+
+
+class _File:
+    """One dataset's open journal file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.file: BinaryIO | None = None
+        self.path = folder
+        self.offset = 0
+        self.pending: list[bytes] = []
+
+    def append(self, line: bytes) -> Place:
+        if self.file is None or self.offset >= ROTATE_BYTES:
+            self._open_next()
+        place = Place(self.path, self.offset, len(line))
+        self.offset += len(line)
+        self.pending.append(line)
+        return place
+
+    def _open_next(self) -> None:
+        if self.file is not None:
+            self.write(self.take())
+            self.file.close()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        earlier = journal_paths(self._folder)
+        number = 1 + (int(earlier[-1].stem.rpartition("-")[2]) if earlier else 0)
+        self.path = self._folder / f"journal-{number:04d}.jsonl"
+        self.file = self.path.open("xb", buffering=0)
+        self.offset = 0
+        sync_directory(self._folder)
+        sync_directory(self._folder.parent)
+
+    def take(self) -> bytes:
+        data, self.pending = b"".join(self.pending), []
+        return data
+
+    def write(self, data: bytes) -> None:
+        assert self.file is not None
+        view = memoryview(data)
+        while view:
+            written = self.file.write(view)
+            view = view[written or 0 :]
+        os.fdatasync(self.file.fileno())
+
+
+class Journal:
+    """Writer of all journals of a stage, on the loop that created it. `append` returns when the line is durable."""
+
+    def __init__(self, root: Path, window_s: float = SYNC_WINDOW_S) -> None:
+        """Prepare to write below `root`, one folder a name; files appear with their first line."""
+        self._root = root
+        self._window_s = window_s
+        self._files: dict[str, _File] = {}
+        self._waiting: list[asyncio.Future[None]] = []
+        self._wakeup = asyncio.Event()
+        self._writer = asyncio.create_task(self._write_forever())
+        self._failure: BaseException | None = None
+
+    async def append(self, folder: str, entry: JsonObject) -> Place:
+        """Write one entry and wait for its sync.
+
+        Raises:
+            ArtifactError: The disk refused; nothing after this is safe.
+        """
+        place, durable = self.append_later(folder, entry)
+        await durable
+        return place
+
+    def append_later(self, folder: str, entry: JsonObject) -> tuple[Place, asyncio.Future[None]]:
+        """Queue one entry; return its place and a future that is done when it is durable."""
+        if self._failure is not None:
+            raise ArtifactError(f"the journal cannot be written: {self._failure}") from self._failure
+        file = self._files.get(folder)
+        if file is None:
+            file = self._files[folder] = _File(self._root / folder)
+        durable = asyncio.get_running_loop().create_future()
+        place = file.append(encode_line(entry))
+        self._waiting.append(durable)
+        self._wakeup.set()
+        return place, durable
+
+    async def aclose(self) -> None:
+        """Sync what is queued and close the files."""
+        self._writer.cancel()
+        await asyncio.gather(self._writer, return_exceptions=True)
+        await self._flush()
+        for file in self._files.values():
+            if file.file is not None:
+                file.file.close()
+
+    async def _write_forever(self) -> None:
+        while True:
+            await self._wakeup.wait()
+            await asyncio.sleep(self._window_s)
+            await asyncio.shield(self._flush())
+
+    async def _flush(self) -> None:
+        self._wakeup.clear()
+        waiting, self._waiting = self._waiting, []
+        work = [(file, file.take()) for file in self._files.values() if file.pending]
+        try:
+            if work:
+                await asyncio.get_running_loop().run_in_executor(None, _write_all, work)
+        except OSError as exc:
+            self._failure = exc
+            for future in waiting:
+                if not future.done():
+                    future.set_exception(
+                        ArtifactError(f"the journal cannot be written: {exc}. Free the disk, then run again.")
+                    )
+            return
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+
+def _write_all(work: Sequence[tuple[_File, bytes]]) -> None:
+    for file, data in work:
+        file.write(data)

@@ -1,0 +1,109 @@
+"""From a prompt to the bytes of its request, the same bytes for every try, even in a later process."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from eagle3.generation.cooldown import Cooldown
+from eagle3.generation.history import ACCOUNT, History, SampleHistory
+from eagle3.generation.journal import Journal
+from eagle3.providers.base import ChatProvider, ChatRequest
+from eagle3.providers.policy import Selection
+from eagle3.recipe import Sampling
+from eagle3.records import JsonObject, PromptRecord, canonical_json, sha256_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How the samples of one dataset are asked for."""
+
+    dataset: str
+    sampling: Sampling
+    selection: Selection
+
+
+@dataclass(slots=True, eq=False)
+class Shard:
+    """Samples that one caller waits for."""
+
+    remaining: int
+    done: asyncio.Future[None]
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One sample on its way."""
+
+    prompt: PromptRecord
+    plan: Plan
+    shard: Shard
+    rank: float
+    """Among all samples of the run; lower goes first."""
+    prompt_token_bound: int
+    history: SampleHistory = field(default_factory=SampleHistory)
+    body: bytes | None = None
+    routing_id: str = ""
+
+    @property
+    def worst_usd(self) -> Decimal:
+        """The most one request for it can cost."""
+        return self.plan.selection.cap.worst_usd(self.prompt_token_bound, self.plan.sampling.max_tokens)
+
+
+class RequestWriter:
+    """Builds bodies. The first one of a sample is frozen: a response cache knows requests by their bytes."""
+
+    def __init__(
+        self,
+        provider: ChatProvider,
+        journal: Journal,
+        history: History,
+        cooldown: Cooldown,
+        template_options: Mapping[str, bool | int | str],
+    ) -> None:
+        """Write for a provider; `template_options` go to servers that take chat template variables."""
+        self._provider = provider
+        self._journal = journal
+        self._history = history
+        self._cooldown = cooldown
+        self._template_options = template_options
+
+    def restore(self, work: Work) -> None:
+        """Give a request that an earlier process sent its own bytes back, if they can be built again."""
+        intent = work.history.intent
+        routing = self._history.routings.get(intent["routing"]) if intent is not None else None
+        if intent is None or routing is None:
+            return
+        body = self._build(work, routing)
+        if hashlib.sha256(body).hexdigest() == intent["sha256"]:
+            work.body, work.routing_id = body, intent["routing"]
+
+    async def body(self, work: Work) -> bytes:
+        """Return the sample's bytes; new ones leave resting providers out."""
+        if work.body is None:
+            eligible = work.plan.selection.eligible
+            resting = set(self._cooldown.resting([endpoint.provider for endpoint in eligible], time.monotonic()))
+            ignore = sorted(endpoint.tag for endpoint in eligible if endpoint.provider in resting)
+            tags = [endpoint.tag for endpoint in eligible]
+            routing = self._provider.routing(tags, work.plan.selection.cap, ignore)
+            work.routing_id = sha256_text(canonical_json(routing))[:12]
+            if work.routing_id not in self._history.routings:
+                entry: JsonObject = {"kind": "routing", "routing": work.routing_id, "object": routing}
+                self._history.apply(ACCOUNT, entry)
+                await self._journal.append(ACCOUNT, entry)
+            work.body = self._build(work, routing)
+        return work.body
+
+    def _build(self, work: Work, routing: JsonObject) -> bytes:
+        prompt = work.prompt
+        request = ChatRequest(
+            messages=prompt.messages,
+            tools=prompt.tools,
+            sampling=work.plan.sampling,
+            replica=prompt.replica,
+            template_options=self._template_options,
+        )
+        return self._provider.build_body(request, routing)

@@ -1,0 +1,430 @@
+"""A generation session: its own thread, its own event loop, one engine for all shards. The face of stage 2.
+
+    with open_session(recipe, run, target) as session:
+        shards = [session.generate_shard(shard) for shard in prompt_shards(...)]     # or concurrently, or from tasks
+    manifest = seal_completions(session)
+
+`generate` does all of that. The caller holds the run directory's lock.
+"""
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self, TypeVar
+
+import uvloop
+
+from eagle3.artifacts import OpenStage, RunDirectory, ShardRef, Stage, StageManifest
+from eagle3.errors import Eagle3Error, RunRejectedError, StoppedError
+from eagle3.generation.engine import Engine
+from eagle3.generation.history import History, replay
+from eagle3.generation.journal import Journal
+from eagle3.generation.ledger import Ledger
+from eagle3.generation.requests import Plan
+from eagle3.generation.shards import (
+    ENDPOINTS_NAME,
+    FAILED_NAME,
+    finished_shard,
+    open_completions,
+    prompt_shards,
+    read_prompts,
+    write_failures,
+    write_shard,
+)
+from eagle3.generation.snapshots import keep_snapshot
+from eagle3.progress import Progress, ProgressEvent, no_progress
+from eagle3.providers.base import Endpoint
+from eagle3.providers.connection import raise_descriptor_limit
+from eagle3.providers.opening import open_provider
+from eagle3.providers.policy import Selection, select
+from eagle3.recipe import OpenAICompatible, Recipe, Routing
+from eagle3.records import JsonObject, PromptRecord
+
+PROGRESS_S = 1.0
+STATE_NAME = "simulator-state.json"
+"""Where a look-alike of this run keeps its account and cache."""
+
+_T = TypeVar("_T")
+
+
+class GenerationSession:
+    """Buys answers on a thread of its own. Use it as a context manager; methods may be called from any thread."""
+
+    def __init__(self, recipe: Recipe, run: RunDirectory, target: Path, progress: Progress = no_progress) -> None:
+        """Prepare; entering the context starts the thread.
+
+        Args:
+            recipe: Sections prompts and generation are read.
+            run: Its prompts must be sealed, and the caller must hold its lock.
+            target: Prepared Hugging Face directory, for a look-alike that has to know the tokenizer.
+            progress: Called about once a second, on the session's thread.
+        """
+        self.recipe = recipe
+        self.run = run
+        self._target = target
+        self._progress = progress
+        self.stage: OpenStage = open_completions(recipe, run)
+        self._prompts = run.sealed(Stage.PROMPTS)
+        self._totals, self._offsets = _positions(prompt_shards(self._prompts), recipe)
+        self._thread = threading.Thread(target=self._run_thread, name="generation", daemon=True)
+        self._ready: Future[None] = Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing: asyncio.Event | None = None
+        self._stop_requested = threading.Event()
+        self._engine: Engine | None = None
+        self._endpoints: Sequence[Endpoint] = ()
+        self._selections: dict[tuple[str, bool], Selection] = {}
+        self._stopping: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None
+        self.history = History()
+        self.ledger = Ledger(recipe.generation.budget_usd)
+
+    def __enter__(self) -> Self:
+        """Start the thread, replay the journal, list endpoints.
+
+        Raises:
+            RunRejectedError: No endpoint may answer.
+            CredentialsError: The key is missing or was refused.
+        """
+        raise_descriptor_limit(self.recipe.generation.in_flight)
+        self._thread.start()
+        try:
+            self._ready.result()
+        except BaseException:
+            self._thread.join()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close connections and journals, and end the thread."""
+        if kind is not None:
+            self.stop()
+        loop, closing = self._loop, self._closing
+        if loop is not None and closing is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is gone already
+                loop.call_soon_threadsafe(closing.set)
+        self._thread.join()
+        if self._failure is not None and kind is None:
+            raise self._failure
+
+    def generate_shard(self, shard: ShardRef) -> ShardRef:
+        """Buy and write the answers to one prompt shard; return at once when they are there.
+
+        Raises:
+            PausedError: Money ended, or somebody stopped; everything received is kept.
+            ProviderError: No request can work.
+        """
+        return self._submit(self._generate_shard(shard)).result()
+
+    async def agenerate_shard(self, shard: ShardRef) -> ShardRef:
+        """As `generate_shard`, awaited on the caller's own loop."""
+        return await asyncio.wrap_future(self._submit(self._generate_shard(shard)))
+
+    def generate_all(self) -> list[ShardRef]:
+        """Buy all shards at once, so that the slots stay full to the end.
+
+        Raises:
+            Eagle3Error: As for `generate_shard`; raised when nothing is under way any more.
+        """
+        futures = [self._submit(self._generate_shard(shard)) for shard in prompt_shards(self._prompts)]
+        errors: list[BaseException] = []
+        shards: list[ShardRef] = []
+        for future in futures:
+            try:
+                shards.append(future.result())
+            except Eagle3Error as exc:
+                errors.append(exc)
+        if errors:
+            raise errors[0]
+        return shards
+
+    def stop(self) -> None:
+        """Send nothing more, wait a little for answers already paid for, then let every caller fail with StoppedError.
+
+        Safe in a signal handler; calling it again does nothing.
+        """
+        if self._stop_requested.is_set():
+            return
+        self._stop_requested.set()
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._begin_stop)
+
+    def stats(self) -> JsonObject:
+        """Return the figures of the stage so far, as the manifest keeps them."""
+        history, ledger = self.history, self.ledger
+        datasets = {name: history.tally(name).as_json() for name in self._totals}
+        tallies = list(history.by_dataset.values())
+        return {
+            "spent_usd": f"{ledger.spent_usd:f}",
+            "held_usd": f"{ledger.held_usd:f}",
+            "budget_usd": f"{ledger.budget_usd:f}",
+            "unexplained_usd": f"{ledger.unexplained_usd:f}",
+            "samples": sum(tally.samples for tally in tallies),
+            "failed": sum(tally.failed for tally in tallies),
+            "prompt_tokens": sum(tally.prompt_tokens for tally in tallies),
+            "completion_tokens": sum(tally.completion_tokens for tally in tallies),
+            "by_provider": {name: tally.as_json() for name, tally in sorted(history.by_provider.items())},
+            "datasets": datasets,
+            "peak_in_flight": self._engine.limiter.peak if self._engine is not None else 0,
+            "rate_limited": self._engine.limiter.num_refused if self._engine is not None else 0,
+            "paid_twice": history.paid_twice,
+            "unanswered_requests": dict(sorted(history.verdicts.items())),
+        }
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that the stage asks for."""
+        return sum(self._totals.values())
+
+    # on the session's thread
+
+    def _run_thread(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._main())
+        except BaseException as exc:  # noqa: BLE001 - handed to the caller's thread
+            if not self._ready.done():
+                self._ready.set_exception(exc)
+            else:
+                self._failure = exc
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._closing = asyncio.Event()
+        generation = self.recipe.generation
+        self.history, self.ledger = await asyncio.to_thread(
+            replay, self.stage.path, list(self._totals), generation.budget_usd
+        )
+        if self._too_many_failed():
+            self.history.reopen_failures()
+        async with open_provider(self.recipe, self.stage.file(STATE_NAME), self._target) as provider:
+            endpoints = await provider.list_endpoints()
+            self._endpoints = endpoints
+            for dataset in self.recipe.prompts.datasets:
+                self._selection(dataset.name, needs_tools=False)
+            known = keep_snapshot(self.stage.file(ENDPOINTS_NAME), endpoints)
+            journal = Journal(self.stage.path)
+            self._engine = engine = Engine(
+                provider=provider,
+                endpoints=known,
+                plan_of=self._plan_of,
+                journal=journal,
+                history=self.history,
+                ledger=self.ledger,
+                settings=generation,
+                template_options=self.recipe.target.template_options,
+                longest_answer_tokens=max(dataset.sampling.max_tokens for dataset in self.recipe.prompts.datasets),
+            )
+            try:
+                await engine.start()
+                if self._stop_requested.is_set():
+                    self._begin_stop()
+                self._ready.set_result(None)
+                reporter = asyncio.create_task(self._report_forever())
+                await self._closing.wait()
+                if self._stopping is not None:
+                    await self._stopping
+                reporter.cancel()
+                await asyncio.gather(reporter, return_exceptions=True)
+                await engine.finish()
+                self._report()
+            finally:
+                await journal.aclose()
+
+    def _begin_stop(self) -> None:
+        if self._engine is not None and self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+
+    async def _stop(self) -> None:
+        engine = self._engine
+        assert engine is not None
+        grace_s = self.recipe.generation.stop_grace_s
+        message = (
+            f"generation was stopped with {sum(tally.samples for tally in self.history.by_dataset.values())} of "
+            f"{self.num_samples} answers. Everything received is kept; run again to continue."
+        )
+        engine.halt(StoppedError(message))
+        await engine.drain(grace_s)
+
+    def _submit(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
+        loop = self._loop
+        if loop is None or not self._thread.is_alive():
+            work.close()
+            raise StoppedError("the generation session is closed: enter it before asking for shards.")
+        return asyncio.run_coroutine_threadsafe(work, loop)
+
+    async def _generate_shard(self, shard: ShardRef) -> ShardRef:
+        engine = self._engine
+        assert engine is not None
+        prompts, bounds = await asyncio.to_thread(read_prompts, self.run, shard)
+        done = await asyncio.to_thread(finished_shard, self.stage, shard, prompts, self.history)
+        if done is not None:
+            return done
+        total, offset = self._totals[prompts[0].dataset] if prompts else 1, self._offsets[shard.path]
+        ranks = [(offset + number) / total for number in range(len(prompts))]
+        await engine.buy_shard(prompts, ranks, bounds)
+        return await asyncio.to_thread(write_shard, self.stage, shard, prompts, self.history, self._quantizations())
+
+    def _selection(self, dataset: str, *, needs_tools: bool) -> Selection:
+        key = (dataset, needs_tools)
+        if key not in self._selections:
+            sampling = next(entry.sampling for entry in self.recipe.prompts.datasets if entry.name == dataset)
+            self._selections[key] = select_endpoints(
+                self.recipe, self._endpoints, max_tokens=sampling.max_tokens, needs_tools=needs_tools
+            )
+        return self._selections[key]
+
+    def _plan_of(self, prompt: PromptRecord) -> Plan:
+        sampling = next(entry.sampling for entry in self.recipe.prompts.datasets if entry.name == prompt.dataset)
+        selection = self._selection(prompt.dataset, needs_tools=bool(prompt.tools))
+        return Plan(dataset=prompt.dataset, sampling=sampling, selection=selection)
+
+    def _quantizations(self) -> Mapping[str, str | None]:
+        """Return the precision of each provider that serves only one."""
+        found: dict[str, set[str | None]] = {}
+        for selection in self._selections.values():
+            for endpoint in selection.eligible:
+                found.setdefault(endpoint.provider, set()).add(endpoint.quantization)
+        return {name: next(iter(kinds)) if len(kinds) == 1 else None for name, kinds in found.items()}
+
+    def _too_many_failed(self) -> bool:
+        failed = sum(tally.failed for tally in self.history.by_dataset.values())
+        return failed > self.recipe.generation.max_failed_share * max(1, self.num_samples)
+
+    # progress
+
+    async def _report_forever(self) -> None:
+        while True:
+            self._report()
+            await asyncio.sleep(PROGRESS_S)
+
+    def _report(self) -> None:
+        engine = self._engine
+        assert engine is not None
+        values: dict[str, float | int | str] = {
+            "spent_usd": float(self.ledger.spent_usd),
+            "held_usd": float(self.ledger.held_usd),
+            "budget_usd": float(self.ledger.budget_usd),
+            "in_flight": engine.limiter.in_flight,
+            "rate_limited": engine.limiter.num_refused,
+            "failed": sum(tally.failed for tally in self.history.by_dataset.values()),
+        }
+        done = sum(tally.samples + tally.failed for tally in self.history.by_dataset.values())
+        self._progress(ProgressEvent(stage="generation", done=done, total=self.num_samples, values=values))
+        if len(self._totals) == 1:
+            return
+        for name, total in self._totals.items():
+            tally = self.history.tally(name)
+            own: dict[str, float | int | str] = {"spent_usd": float(tally.cost_usd), "failed": tally.failed}
+            count = tally.samples + tally.failed
+            self._progress(ProgressEvent(stage="generation", label=name, done=count, total=total, values=own))
+
+
+def open_session(
+    recipe: Recipe, run: RunDirectory, target: Path, progress: Progress = no_progress
+) -> GenerationSession:
+    """Return a session to be entered with `with`; see `GenerationSession`."""
+    return GenerationSession(recipe, run, target, progress)
+
+
+def seal_completions(session: GenerationSession) -> StageManifest:
+    """Seal the stage of a session whose shards are all written.
+
+    Raises:
+        RunRejectedError: More samples failed than the recipe allows; nothing is sealed, and running again retries those
+            that may work.
+    """
+    stats = session.stats()
+    failed, total = int(stats["failed"]), session.num_samples
+    allowed = session.recipe.generation.max_failed_share
+    failures = write_failures(session.stage, session.history)
+    if failed > allowed * max(1, total):
+        failed_samples = [sample.failure for sample in session.history.samples.values() if sample.failure is not None]
+        kinds = Counter(failure.failure.value for failure in failed_samples)
+        reasons = ", ".join(f"{name} {count}" for name, count in sorted(kinds.items()))
+        message = (
+            f"{failed} of {total} samples failed ({reasons}), more than generation.max_failed_share {allowed:g} "
+            f"allows. Reasons are in '{Stage.COMPLETIONS.value}/{FAILED_NAME}'. Run again to retry those that may "
+            "work, or raise the share."
+        )
+        raise RunRejectedError(message)
+    stage, shards = session.stage, list[ShardRef]()
+    for prompt_shard in prompt_shards(session.run.sealed(Stage.PROMPTS)):
+        prompts, _ = read_prompts(session.run, prompt_shard)
+        shard = finished_shard(stage, prompt_shard, prompts, session.history)
+        if shard is None:
+            shard = write_shard(stage, prompt_shard, prompts, session.history, {})
+        shards.append(shard)
+    return stage.seal([*shards, failures], stats)
+
+
+def generate(recipe: Recipe, run: RunDirectory, target: Path, progress: Progress = no_progress) -> StageManifest:
+    """Buy every answer of a run and seal the stage; reuse it when it is sealed. SIGINT and SIGTERM stop it cleanly.
+
+    Raises:
+        PausedError: Money ended, or somebody stopped; run again to continue.
+        ProviderError: No request can work, or too many samples failed.
+    """
+    stage = open_completions(recipe, run)
+    if stage.manifest is not None:
+        return stage.manifest
+    with open_session(recipe, run, target, progress) as session, stopped_by_signals(session.stop):
+        session.generate_all()
+    return seal_completions(session)
+
+
+def select_endpoints(
+    recipe: Recipe, endpoints: Sequence[Endpoint], *, max_tokens: int, needs_tools: bool = False
+) -> Selection:
+    """Filter endpoints by the recipe's routing; a server of one's own is taken as it is.
+
+    Raises:
+        RunRejectedError: None is left.
+    """
+    section = recipe.generation.provider
+    if isinstance(section, OpenAICompatible):
+        anything = Routing(quantizations=("unknown",))
+        return select(endpoints, anything, model=section.model, max_tokens=max_tokens)
+    return select(endpoints, section.routing, model=section.model, max_tokens=max_tokens, needs_tools=needs_tools)
+
+
+def _positions(shards: Sequence[ShardRef], recipe: Recipe) -> tuple[dict[str, int], dict[str, int]]:
+    """Return samples per dataset, and for each shard how many samples of its dataset come before it."""
+    totals = {dataset.name: 0 for dataset in recipe.prompts.datasets}
+    offsets: dict[str, int] = {}
+    for shard in shards:
+        dataset = Path(shard.path).parent.name
+        offsets[shard.path] = totals[dataset]
+        totals[dataset] += shard.num_samples
+    return totals, offsets
+
+
+@contextlib.contextmanager
+def stopped_by_signals(stop: Callable[[], None]) -> Generator[None, None, None]:
+    """Call `stop` on SIGINT and SIGTERM instead of dying; a second SIGINT interrupts as usual."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier: dict[int, Any] = {}
+
+    def stop_once(number: int, frame: FrameType | None) -> None:
+        del frame
+        stop()
+        signal.signal(number, earlier[number])
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        earlier[number] = signal.signal(number, stop_once)
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)

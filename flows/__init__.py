@@ -1,0 +1,1 @@
+"""Prefect flows: the order in which tasks run, and nothing else."""

@@ -1,0 +1,1 @@
+"""Prefect tasks. Each adds caching, retries, a name, artifacts and log lines to one library call, nothing else."""

@@ -1,0 +1,116 @@
+"""Showing where long work stands: in the run directory, in the terminal and as progress artifacts in the Prefect UI."""
+
+import contextvars
+import re
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+from uuid import UUID
+
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.context import FlowRunContext, TaskRunContext
+
+from eagle3.progress import Progress, ProgressEvent
+from eagle3.progress_log import ProgressLog
+from tasks.job import Job
+
+UPDATE_PERIOD_S = 10.0
+"""Between two updates of one artifact; each costs the server about 10 ms of CPU."""
+
+_listeners: list[Progress] = []
+
+
+@contextmanager
+def listening(listener: Progress) -> Generator[None]:
+    """Let `listener` hear every progress event of this process, for example to draw bars in a terminal."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+class TaskProgress:
+    """A progress listener for one task run: writes progress.jsonl, feeds listeners, updates artifacts in place.
+
+    Artifacts are updated by a thread of its own, which inherits the task's context, so that neither the work nor its
+    event loop ever waits for the server.
+    """
+
+    def __init__(self, job: Job) -> None:
+        """Prepare listening for `job`; nothing is sent before `__enter__`."""
+        self._job = job
+        self._log = ProgressLog(job.run.path / "progress.jsonl")
+        self._latest: dict[str, ProgressEvent] = {}
+        self._artifacts: dict[str, UUID] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=lambda: context.run(self._update_until_stopped), daemon=True)
+
+    def __call__(self, event: ProgressEvent) -> None:
+        """Take one event; cheap, callable from any thread."""
+        self._log(event)
+        for listener in tuple(_listeners):
+            listener(event)
+        with self._lock:
+            self._latest[f"{event.stage}-{event.label}"] = event
+
+    def __enter__(self) -> Self:
+        """Start updating artifacts."""
+        if TaskRunContext.get() is not None or FlowRunContext.get() is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Write the last state of every artifact and stop."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=30)
+        self._log.close()
+
+    def _update_until_stopped(self) -> None:
+        shown: dict[str, ProgressEvent] = {}
+        while True:
+            stopping = self._stop.wait(UPDATE_PERIOD_S if shown else 2.0)
+            with self._lock:
+                latest = dict(self._latest)
+            for key, event in latest.items():
+                if shown.get(key) is not event:
+                    self._show(key, event)
+            shown = latest
+            if stopping:
+                return
+
+    def _show(self, key: str, event: ProgressEvent) -> None:
+        percent = 100.0 * event.done / event.total if event.total else 0.0
+        description = describe(event)
+        if key in self._artifacts:
+            update_progress_artifact(self._artifacts[key], progress=percent, description=description)
+            return
+        created = create_progress_artifact(
+            progress=percent, key=artifact_key("progress", self._job.recipe.name, key), description=description
+        )
+        if isinstance(created, UUID):
+            self._artifacts[key] = created
+
+
+def artifact_key(*parts: str) -> str:
+    """Join parts into an artifact key: lower case, digits and single dashes, as the server demands."""
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(part for part in parts if part).lower()).strip("-")
+
+
+def describe(event: ProgressEvent) -> str:
+    """Say in one line where a stage stands; the UI shows it beside the bar."""
+    name = f"{event.stage} {event.label}".strip()
+    text = f"{name}: {event.done:,.0f} of {event.total:,.0f} {event.unit}"
+    figures = ", ".join(f"{key.replace('_', ' ')} {_figure(value)}" for key, value in event.values.items())
+    return f"{text} ({figures})" if figures else text
+
+
+def _figure(value: float | str) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,413 @@
+"""The drafter stages over a tiny random target: real speculators, real subprocess, real files."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from eagle3.artifacts import RunDirectory, Stage
+from eagle3.drafter import evaluate_draft, export_draft, train_draft
+from eagle3.drafter.continuation import TargetModel
+from eagle3.drafter.draft_model import load_draft
+from eagle3.drafter.evaluation import check_report
+from eagle3.drafter.export import check_bundle
+from eagle3.drafter.target_facts import read_target_facts
+from eagle3.drafter.trainer_process import complete_epochs, read_metrics
+from eagle3.errors import EvaluationError, ExportError, GateError
+from eagle3.formats import CORPUS, hidden_states_name, write_rows
+from eagle3.progress import ProgressEvent
+from eagle3.recipe import Recipe, recipe_from_mapping
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("speculators")
+
+pytestmark = pytest.mark.slow
+
+LAYER_IDS = (2, 4, 5)
+VOCABULARY = 128
+NUM_TRAIN, NUM_VALIDATION = 40, 9
+PROMPT_TOKENS, ANSWER_TOKENS = 6, 24
+
+
+def make_recipe(folder: Path, **training: object) -> Recipe:
+    document = {
+        "name": "tiny",
+        "target": {"name": "tiny-target", "weights": {"kind": "directory", "path": "target"}, "grammar": "chatml"},
+        "prompts": {"datasets": [{"name": "a", "path": "a.jsonl"}]},
+        "generation": {"provider": {"kind": "openai", "base_url": "http://127.0.0.1:1", "model": "m"}, "budget_usd": 1},
+        "corpus": {"max_sample_tokens": 64, "validation_samples": NUM_VALIDATION},
+        "hidden_states": {"dtype": "float32"},
+        "training": {
+            "epochs": 6,
+            "learning_rate": 0.01,
+            "total_seq_len": 128,
+            "draft_vocab_size": 96,
+            "dtype": "float32",
+            "num_threads": 1,
+            **training,
+        },
+        "evaluation": {"max_prompts": NUM_VALIDATION, "max_new_tokens": ANSWER_TOKENS},
+    }
+    return recipe_from_mapping(document, folder)
+
+
+def make_target(folder: Path) -> Path:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    model = LlamaForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if "norm" not in name:
+            parameter.data.normal_(0.0, 0.09)
+        else:
+            parameter.data.uniform_(0.7, 1.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+def make_run(folder: Path, target: Path) -> RunDirectory:
+    """A run with a sealed corpus (greedy answers of the target) and its hidden states."""
+    from safetensors.torch import save_file
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    generator = torch.Generator().manual_seed(7)
+    run = RunDirectory(folder)
+    rows = []
+    states = run.open_stage(Stage.HIDDEN_STATES, {}, {})
+    files = []
+    for index in range(NUM_TRAIN + NUM_VALIDATION):
+        prompt = torch.randint(3, VOCABULARY, (1, PROMPT_TOKENS), generator=generator)
+        with torch.inference_mode():
+            ids = model.generate(prompt, max_new_tokens=ANSWER_TOKENS, do_sample=False, pad_token_id=2)
+            hidden = model(ids, output_hidden_states=True).hidden_states
+            captured = {}
+            hook = model.model.norm.register_forward_pre_hook(lambda _, args, kept=captured: kept.update(last=args[0]))
+            model(ids)
+            hook.remove()
+        input_ids = ids[0].tolist()
+        slots = torch.stack([*(hidden[layer][0] for layer in LAYER_IDS), captured["last"][0]], dim=1).contiguous()
+        tensors = {"hidden_states": slots, "token_ids": ids[0].clone()}
+        files.append(
+            states.commit_shard(
+                hidden_states_name(index),
+                lambda path, tensors=tensors: save_file(tensors, path),
+                num_samples=1,
+                num_tokens=len(input_ids),
+            )
+        )
+        rows.append(
+            {
+                "sample_id": f"{index:032x}",
+                "dataset": "ab"[index % 2],
+                "input_ids": input_ids,
+                "num_prompt_tokens": PROMPT_TOKENS,
+                "segments": [
+                    {"kind": "prompt", "start": 0, "stop": PROMPT_TOKENS},
+                    {"kind": "content", "start": PROMPT_TOKENS, "stop": len(input_ids)},
+                ],
+                "exactness": "exact_ids",
+                "provider": "p",
+                "finish_reason": "length",
+            }
+        )
+    contract = {
+        "layer_ids": list(LAYER_IDS),
+        "num_layers": 8,
+        "hidden_size": 64,
+        "dtype": "float32",
+        "layer_convention": "input_of_layer",
+        "order": "ascending",
+        "final_slot": "pre_norm",
+        "tokenizer_sha256": "tokenizer digest",
+    }
+    states.seal(files, {"contract": contract})
+    corpus = run.open_stage(Stage.CORPUS, {}, {"tokenizer": "tokenizer digest"})
+    shards = [
+        corpus.commit_shard(
+            f"{split}/shard-00000.parquet", lambda path, part=part: write_rows(path, part, CORPUS), num_samples=len(part)
+        )
+        for split, part in (("train", rows[:NUM_TRAIN]), ("validation", rows[NUM_TRAIN:]))
+    ]
+    corpus.seal(shards, {})
+    return run
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return make_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, target):
+    """A run whose draft was trained: (recipe, run, manifest, events)."""
+    folder = tmp_path_factory.mktemp("run")
+    recipe, run = make_recipe(folder), make_run(folder / "r", target)
+    events: list[ProgressEvent] = []
+    manifest = train_draft(recipe, run, target, events.append)
+    return recipe, run, manifest, events
+
+
+def test_training_learns_and_seals(trained, target):
+    recipe, run, manifest, events = trained
+    assert [shard.path for shard in manifest.shards] == ["checkpoint/config.json", "checkpoint/model.safetensors"]
+    stats = manifest.stats
+    assert stats["validation"][-1]["loss"] < stats["validation"][0]["loss"]
+    assert [entry["epoch"] for entry in stats["validation"]] == list(range(6))
+    assert stats["steps"] == len(stats["loss_curve"])
+    assert (stats["train_samples"], stats["validation_samples"]) == (NUM_TRAIN, NUM_VALIDATION)
+    assert 0.0 < stats["draft_vocab_coverage"]["all"] <= 1.0
+    assert events[-1].done == events[-1].total == stats["steps"]
+    assert train_draft(recipe, run, target).digest == manifest.digest
+    text = (run.path / "7-draft" / "checkpoint" / "config.json").read_text()
+    assert str(target) not in text
+    assert json.loads(text)["speculators_config"]["verifier"]["name_or_path"] == "tiny-target"
+
+
+@pytest.fixture(scope="module")
+def evaluated(trained, target):
+    recipe, run, _, _ = trained
+    return evaluate_draft(recipe, run, target)
+
+
+def test_a_trained_draft_accepts_more_than_an_untrained_one(evaluated):
+    stats = evaluated.stats
+    assert stats["acceptance_length_trained"] > stats["acceptance_length_untrained"] + 3 * stats["standard_error"]
+    assert stats["acceptance_length_trained"] == pytest.approx(1 + sum(stats["acceptance_by_position"]), abs=1e-3)
+    assert stats["rounds"] > 20
+    assert [shard.path for shard in evaluated.shards] == ["continuations.jsonl", "report.json"]
+
+
+def test_continuations_are_those_of_plain_greedy_decoding(trained, target):
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    ours = TargetModel(target, "float32", 1)
+    prompts = [[5, 9, 11], [7, 3, 21, 40, 41, 42, 43], [99]]
+    answers = ours.continue_greedily(prompts, (2,), 12, lambda done: None)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        wanted = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=2)
+        assert answer == wanted[0, len(prompt) :].tolist()
+
+
+def test_features_are_inputs_of_layers_side_by_side(target):
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    ids = [5, 9, 11, 30]
+    with torch.inference_mode():
+        states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    found = TargetModel(target, "float32", 1).features(ids, LAYER_IDS)
+    torch.testing.assert_close(found, torch.cat([states[layer][0] for layer in LAYER_IDS], dim=-1))
+
+
+def load_trainer_model(checkpoint: Path, target: Path):
+    """The trained draft in the trainer's own modules."""
+    from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+
+    config = Eagle3SpeculatorConfig.from_pretrained(checkpoint)
+    config.transformer_layer_config._attn_implementation = "eager"
+    config.speculators_config.verifier.name_or_path = str(target)
+    return Eagle3DraftModel.from_pretrained(checkpoint, config=config).float().eval()
+
+
+@pytest.fixture(scope="module")
+def sample(trained):
+    """Ids [T] and features [T, K] of a held-out sample."""
+    from safetensors.torch import load_file
+
+    _, run, _, _ = trained
+    tensors = load_file(run.stage_path(Stage.HIDDEN_STATES) / hidden_states_name(NUM_TRAIN + 1))
+    return tensors["token_ids"], tensors["hidden_states"][:, :-1].flatten(1)
+
+
+def test_our_forward_pass_is_that_of_training(trained, target, sample):
+    _, run, _, _ = trained
+    checkpoint = run.stage_path(Stage.DRAFT) / "checkpoint"
+    ids_T, features_TK = sample
+    theirs = load_trainer_model(checkpoint, target)
+    ours = load_draft(checkpoint)
+    with torch.inference_mode():
+        drafted, _ = ours.trace(ids_T, features_TK, 3, teacher_ids_T=ids_T)
+        expected = theirs(
+            hidden_states=features_TK[None, :-1],
+            input_ids=ids_T[None, 1:],
+            document_ids=torch.zeros(1, len(ids_T) - 1, dtype=torch.long),
+        )
+    for step in range(3):
+        valid = len(ids_T) - 1 - step
+        assert torch.equal(drafted[:valid, step], ours.target_ids_D[expected[step][0, :valid]])
+
+
+def test_chains_from_everywhere_are_those_of_step_by_step_drafting(trained, target, sample):
+    """An engine drafts from one position, token by token, with a cache; so does this test, with the trainer's modules."""
+    from transformers import DynamicCache
+
+    _, run, _, _ = trained
+    checkpoint = run.stage_path(Stage.DRAFT) / "checkpoint"
+    ids_T, features_TK = sample
+    ours, theirs = load_draft(checkpoint), load_trainer_model(checkpoint, target)
+    with torch.inference_mode():
+        chains = ours.draft_everywhere(ids_T, features_TK, 3).tolist()
+        for start in (PROMPT_TOKENS - 1, 11, 20):
+            cache = DynamicCache()
+            tokens, hidden = ids_T[1 : start + 2], theirs.fc(features_TK[: start + 1])
+            positions = torch.arange(1, start + 2)
+            chain = []
+            for _ in range(3):
+                both = torch.cat([theirs.embed_tokens(tokens), hidden], dim=-1)[None]
+                seen = cache.get_seq_length() + len(tokens)
+                mask = torch.full((len(tokens), seen), float("-inf")).triu(seen - len(tokens) + 1)[None, None]
+                out = theirs.layers[0](
+                    both,
+                    attention_mask=mask,
+                    position_ids=positions[None],
+                    past_key_values=cache,
+                    position_embeddings=theirs.rotary_emb(both, positions[None]),
+                )[0]
+                logits = theirs.lm_head(theirs.norm(out[-1]))
+                chain.append(int(ours.target_ids_D[logits.argmax()]))
+                tokens, hidden = torch.tensor([chain[-1]]), out[-1:]
+                positions = positions[-1:] + 1
+            assert chain == chains[start]
+
+
+def test_hidden_states_of_another_convention_are_refused(trained, target, tmp_path):
+    recipe, run, _, _ = trained
+    other = RunDirectory(tmp_path / "r")
+    shutil.copytree(run.path, other.path, ignore=shutil.ignore_patterns("7-draft", "8-*", "9-*"))
+    path = other.stage_path(Stage.HIDDEN_STATES) / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["stats"]["contract"]["final_slot"] = "post_norm"
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(GateError, match="final_slot is 'post_norm', expected 'pre_norm'"):
+        train_draft(recipe, other, target)
+
+
+def test_a_draft_that_accepts_nothing_fails_the_stage(evaluated):
+    with pytest.raises(EvaluationError, match="acceptance length is"):
+        check_report(evaluated.stats, min_acceptance_length=evaluated.stats["acceptance_length_trained"])
+
+
+@pytest.fixture(scope="module")
+def exported(trained, evaluated, target):
+    recipe, run, _, _ = trained
+    return export_draft(recipe, run, target)
+
+
+def test_bundles_hold_what_engines_look_for(trained, exported):
+    _, run, _, _ = trained
+    folder = run.stage_path(Stage.EXPORT)
+    names = {shard.path for shard in exported.shards}
+    assert {"sglang/serve_sglang.sh", "vllm/serve_vllm.sh", "sglang/README.md", "vllm/config.json"} <= names
+    config = json.loads((folder / "sglang" / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [layer - 1 for layer in LAYER_IDS]
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"]
+    assert config["draft_vocab_size"] == 96
+    assert exported.stats["checks"]["sglang"]["max_logit_difference"] == 0.0
+    from safetensors import safe_open
+
+    with safe_open(folder / "sglang" / "model.safetensors", "pt") as file:
+        tensor_names = set(file.keys())
+    assert "midlayer.self_attn.q_proj.weight" in tensor_names
+    assert not any(name.startswith("layers.") for name in tensor_names)
+
+
+@pytest.mark.parametrize("fault", ["missing", "surplus", "value", "shape", "layer_ids", "norm_output"])
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_damaged_bundle_is_refused(trained, exported, target, tmp_path, engine, fault):
+    from safetensors.torch import load_file, save_file
+
+    _, run, _, _ = trained
+    bundle = tmp_path / engine
+    shutil.copytree(run.stage_path(Stage.EXPORT) / engine, bundle)
+    tensors = load_file(bundle / "model.safetensors")
+    config = json.loads((bundle / "config.json").read_text())
+    if fault == "missing":
+        del tensors["fc.weight"]
+    elif fault == "surplus":
+        tensors["model.norm.weight"] = tensors["norm.weight"].clone()
+    elif fault == "value":
+        tensors["norm.weight"][0] += 1
+    elif fault == "shape":
+        tensors["d2t"] = tensors["d2t"][:-1].clone()
+    elif fault == "layer_ids":
+        place = config["eagle_config"] if engine == "sglang" else config
+        place["eagle_aux_hidden_state_layer_ids"][0] += 1
+    else:
+        config["norm_output"] = True
+    save_file(tensors, bundle / "model.safetensors")
+    (bundle / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ExportError):
+        check_bundle(run.stage_path(Stage.DRAFT) / "checkpoint", bundle, engine, read_target_facts(target))
+
+
+RESUMED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from test_speculators_training import RunDirectory, make_recipe, train_draft
+train_draft(make_recipe(Path(sys.argv[2]), epochs=60), RunDirectory(Path(sys.argv[3])), Path(sys.argv[4]))
+"""
+
+
+def start_training(run: RunDirectory, folder: Path, target: Path) -> "subprocess.Popen[bytes]":
+    arguments = [str(Path(__file__).parent), str(folder), str(run.path), str(target)]
+    return subprocess.Popen([sys.executable, "-c", RESUMED, *arguments], stderr=subprocess.PIPE)
+
+
+def wait_for_epochs(run: RunDirectory, process: "subprocess.Popen[bytes]", count: int) -> Path:
+    while process.poll() is None:
+        for checkpoints in run.stage_path(Stage.DRAFT).glob("work/*/checkpoints"):
+            if complete_epochs(checkpoints) >= count:
+                return checkpoints
+        time.sleep(0.05)
+    raise AssertionError(f"training ended too early: {process.communicate()[1].decode()[-2000:]}")
+
+
+def test_killed_and_stopped_training_goes_on_after_its_last_complete_epoch(trained, target, tmp_path):
+    _, finished, _, _ = trained
+    run = RunDirectory(tmp_path / "r")
+    shutil.copytree(finished.path, run.path, ignore=shutil.ignore_patterns("7-draft", "8-*", "9-*"))
+    killed = start_training(run, tmp_path, target)
+    checkpoints = wait_for_epochs(run, killed, 2)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    after_kill = complete_epochs(checkpoints)
+
+    stopped = start_training(run, tmp_path, target)
+    wait_for_epochs(run, stopped, after_kill + 2)
+    os.kill(stopped.pid, signal.SIGTERM)
+    _, errors = stopped.communicate()
+    assert stopped.returncode == 1
+    assert b"StoppedError: training was stopped after" in errors
+    after_stop = complete_epochs(checkpoints)
+    assert after_kill + 2 <= after_stop < 60
+
+    recipe = make_recipe(tmp_path, epochs=60)
+    seen: list[ProgressEvent] = []
+    manifest = train_draft(recipe, run, target, seen.append)
+    assert not (checkpoints / "interrupted").exists()
+    steps = [event["global_step"] for event in read_metrics(checkpoints.parent / "metrics.jsonl") if "train" in event]
+    assert steps == list(range(manifest.stats["steps"]))
+    steps_per_epoch = manifest.stats["steps"] // 60
+    assert seen[0].done >= after_stop * steps_per_epoch

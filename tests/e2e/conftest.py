@@ -1,0 +1,15 @@
+"""One home for the whole session: a real Prefect server and the converted small model."""
+
+from collections.abc import Generator
+
+import pytest
+
+from tests.e2e.command_line import CommandLine
+
+
+@pytest.fixture(scope="session")
+def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Generator[CommandLine]:
+    """The command line over one Prefect server for all tests; the server is stopped at the end."""
+    line = CommandLine(tmp_path_factory.mktemp("home"))
+    yield line
+    line("down")

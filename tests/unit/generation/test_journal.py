@@ -1,0 +1,98 @@
+"""The journal: torn tails, damage, exact bytes, group commit, and replay."""
+
+import asyncio
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eagle3.errors import ArtifactError
+from eagle3.generation.journal import Journal, decode_line, encode_line, journal_paths, raw_field, raw_of, read_journal
+
+ENTRY = {"kind": "intent", "id": "a", "text": "U+2028 \u2028 and \u0085"}
+
+
+def write(path: Path, *entries: dict[str, object], tail: bytes = b"") -> Path:
+    path.write_bytes(b"".join(encode_line(entry) for entry in entries) + tail)
+    return path
+
+
+@given(st.binary(max_size=300))
+def test_a_raw_body_survives_exactly(body: bytes):
+    entry = decode_line(encode_line({"kind": "answer", **raw_field(body)}))
+    assert entry is not None
+    assert raw_of(entry) == body
+
+
+@given(st.text(max_size=50), st.data())
+def test_every_torn_or_changed_line_is_noticed(text: str, data: st.DataObject):
+    line = encode_line({"kind": "answer", "text": text})
+    cut = data.draw(st.integers(0, len(line) - 1))
+    assert decode_line(line[:cut]) is None
+    changed = bytearray(line)
+    changed[cut] ^= 1
+    assert decode_line(bytes(changed)) is None
+
+
+def test_a_torn_last_line_is_dropped_wherever_it_tears(tmp_path):
+    line = encode_line(ENTRY)
+    for cut in range(len(line)):
+        path = write(tmp_path / "journal-0001.jsonl", ENTRY, tail=line[:cut])
+        assert [entry for _, entry in read_journal(path)] == [ENTRY]
+
+
+def test_damage_before_the_last_line_is_an_error(tmp_path):
+    path = write(tmp_path / "journal-0001.jsonl", ENTRY, tail=b"garbage\n" + encode_line(ENTRY))
+    with pytest.raises(ArtifactError, match="before its last line"):
+        list(read_journal(path))
+
+
+def test_places_lead_back_to_entries_and_notice_changes(tmp_path):
+    path = write(tmp_path / "journal-0001.jsonl", ENTRY, {**ENTRY, "id": "b"})
+    places = [place for place, _ in read_journal(path)]
+    assert places[1].read()["id"] == "b"
+    data = bytearray(path.read_bytes())
+    data[places[1].offset + 30] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(ArtifactError, match="changed at byte"):
+        places[1].read()
+
+
+def test_appended_lines_are_on_disk_when_append_returns(tmp_path):
+    async def work() -> None:
+        journal = Journal(tmp_path, window_s=0.0)
+        places = await asyncio.gather(*(journal.append("d", {**ENTRY, "id": str(i)}) for i in range(50)))
+        found = [entry["id"] for path in journal_paths(tmp_path / "d") for _, entry in read_journal(path)]
+        assert sorted(found, key=int) == [str(i) for i in range(50)]
+        assert places[7].read()["id"] == "7"
+        await journal.aclose()
+
+    asyncio.run(work())
+    asyncio.run(work_again(tmp_path))
+    assert len(journal_paths(tmp_path / "d")) == 2
+
+
+async def work_again(root: Path) -> None:
+    journal = Journal(root, window_s=0.0)
+    await journal.append("d", ENTRY)
+    await journal.aclose()
+
+
+def test_a_disk_that_refuses_stops_everything(tmp_path):
+    async def work() -> None:
+        journal = Journal(tmp_path, window_s=0.0)
+        await journal.append("d", ENTRY)
+        file = journal._files["d"].file
+        assert file is not None
+        full = io.FileIO("/dev/full", "wb")
+        file.close()
+        journal._files["d"].file = full
+        with pytest.raises(ArtifactError, match="cannot be written"):
+            await journal.append("d", ENTRY)
+        with pytest.raises(ArtifactError, match="cannot be written"):
+            await journal.append("d", ENTRY)
+        await journal.aclose()
+
+    asyncio.run(work())

@@ -1,0 +1,62 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from eagle3.cli import app
+from eagle3.stages import ORDER
+
+runner = CliRunner()
+
+RECIPE = """
+name: unit
+target: {name: T, weights: {kind: directory, path: .}, grammar: smollm}
+prompts: {datasets: [{name: code, path: code.jsonl}]}
+generation: {provider: {kind: openrouter, model: m/m}, budget_usd: 1}
+"""
+
+
+@pytest.mark.parametrize("command", ["run", "plan", *(stage.command for stage in ORDER)])
+def test_a_typo_in_a_key_exits_with_2_names_the_field_and_writes_nothing(tmp_path: Path, command: str) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE.replace("budget_usd", "buget_usd"))
+    done = runner.invoke(app, [command, str(recipe), "--run-root", str(tmp_path / "runs")])
+    assert done.exit_code == 2
+    assert "generation.buget_usd: unknown key" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_missing_recipe_exits_with_2(tmp_path: Path) -> None:
+    done = runner.invoke(app, ["run", str(tmp_path / "nothing.yaml")])
+    assert done.exit_code == 2
+    assert "cannot be read" in done.stderr
+
+
+def test_an_unknown_stage_name_lists_the_known_ones(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE)
+    done = runner.invoke(app, ["run", str(recipe), "--until", "reconstuct"])
+    assert done.exit_code == 2
+    assert "reconstruct" in done.stderr
+
+
+def test_status_of_something_else_exits_with_2(tmp_path: Path) -> None:
+    done = runner.invoke(app, ["status", str(tmp_path / "nowhere")])
+    assert done.exit_code == 2
+
+
+def test_status_of_an_empty_run_is_json_for_programs(tmp_path: Path) -> None:
+    done = runner.invoke(app, ["status", str(tmp_path), "--json"])
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)
+
+
+def test_every_command_has_help() -> None:
+    for command in app.registered_commands:
+        name = command.name or getattr(command.callback, "__name__", "")
+        if name == "simulate":
+            continue
+        done = runner.invoke(app, [name, "--help"])
+        assert done.exit_code == 0, name
+        assert "Usage" in done.stdout
