@@ -134,7 +134,7 @@ def _check_configured(api_url: str) -> None:
             f"the Prefect server named by PREFECT_API_URL ({api_url}) cannot be reached: {type(exc).__name__}. "
             "Start it, correct the address, or unset PREFECT_API_URL to use a local server."
         ) from exc
-    if response.status_code != httpx.codes.OK:
+    if not response.is_success:
         raise ConfigurationError(
             f"the Prefect server named by PREFECT_API_URL ({api_url}) answers {response.status_code}, expected 200. "
             "Check the address (it ends in /api) and the credentials."
@@ -143,7 +143,7 @@ def _check_configured(api_url: str) -> None:
 
 def _answers(url: str) -> bool:
     with suppress(httpx.HTTPError):
-        return httpx.get(f"{url}/api/health", timeout=2).status_code == httpx.codes.OK
+        return httpx.get(f"{url}/api/health", timeout=2).is_success
     return False
 
 

@@ -113,9 +113,11 @@ def _run_flow(
             return_state=True,
         )
     outcome = state.result(raise_on_failure=False)
-    if isinstance(outcome, BaseException):
-        return {}, outcome
-    return outcome, None
+    return (outcome, None) if isinstance(outcome, dict) else ({}, _error_of(outcome))
+
+
+def _error_of(outcome: object) -> BaseException:
+    return outcome if isinstance(outcome, BaseException) else ConfigurationError(f"the flow ended as {outcome!r}")
 
 
 def _show_summary(directory: RunDirectory, result: dict[str, Any], *, as_json: bool) -> None:
@@ -305,4 +307,7 @@ def _options(  # pyright: ignore[reportUnusedFunction] - registered by the decor
 
 def main() -> None:
     """Run the command line."""
+    # Idle OpenMP threads that spin take the core from their neighbours: on shared cores that costs several times the
+    # CPU time of the work itself. Source: tests/bench/bench_extraction.py.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     app()

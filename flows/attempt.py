@@ -11,8 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Failed, Paused, State
+from prefect.states import Failed, Paused
 
 from eagle3.artifacts import Stage, commit_bytes, commit_json, read_manifest
 from eagle3.errors import CreditsExhaustedError, PausedError, StoppedError

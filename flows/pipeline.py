@@ -4,15 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 from prefect import flow, get_run_logger
-from prefect.states import State
+from prefect.client.schemas.objects import State
 from prefect.task_runners import ThreadPoolTaskRunner
-from tasks.completions import generate_completions
 
 from eagle3.artifacts import Stage
 from eagle3.errors import PausedError
 from flows.attempt import attempt, paused_state
 from tasks.audit import audit_samples
 from tasks.caching import fresh
+from tasks.completions import generate_completions
 from tasks.corpus import assemble_corpus
 from tasks.drafter import evaluate_draft, export_draft, train_draft
 from tasks.hidden_states import extract_hidden_states
@@ -36,10 +36,13 @@ STEPS: tuple[tuple[Stage, Step], ...] = (
 )
 """Every stage in order; each gets the reference of the one before it."""
 
+SHARD_TASKS: Any = ThreadPoolTaskRunner(max_workers=12)
+"""Shard tasks under way at once: enough that a slow last request of one shard leaves no request slot idle."""
+
 NOTHING_YET = StageRef(stage="", digest="", num_samples=0, stats={})
 
 
-@flow(name="pipeline", flow_run_name="{recipe}", task_runner=ThreadPoolTaskRunner(max_workers=12))
+@flow(name="pipeline", flow_run_name="{recipe}", task_runner=SHARD_TASKS)
 def pipeline(
     recipe: str,
     overrides: list[str] | None = None,

@@ -55,5 +55,3 @@ def generate_completions(job: Job, target: str, upstream: StageRef) -> StageRef:
                 if isinstance(outcome, Exception):
                     raise outcome
         return seal_stage(session)
-
-

@@ -50,7 +50,7 @@ def read_target_facts(target: Path) -> TargetFacts:
             end_ids=() if end is None else tuple(end) if isinstance(end, list) else (int(end),),
             bos_id=text.get("bos_token_id"),
         )
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise TargetError(
             f"config.json of target {target.name!r} cannot be used ({type(exc).__name__}: {exc}): expected layers, "
             "hidden size and vocabulary size of a causal language model. Check the directory."

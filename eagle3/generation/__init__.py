@@ -1,24 +1,27 @@
 """Stage 2: buying answers. Never over budget, never twice for the same answer, whatever happens.
 
-`journal` is the single truth on disk, `ledger` the money, `limiter` the number of requests at once, `engine` the loop
-that sends them, `session` the thread that runs it, `shards` turns the journal into Parquet, `cost` plans.
+`journal` is the single truth on disk and `history` its replay, `ledger` the money, `limiter` the number of requests at
+once, `engine` the loop that sends them, `settlement` what their replies mean for the books, `session` the thread that
+runs it all, `shards` turns the journal into Parquet, `cost` plans.
 """
 
-from eagle3.generation.session import (
-    GenerationSession,
-    generate,
-    open_session,
-    seal_completions,
-    stopped_by_signals,
-)
-from eagle3.generation.shards import open_completions, prompt_shards
+from eagle3.generation.cost import CostPlan, DatasetCost, estimate_cost, plan_cost
+from eagle3.generation.plan_table import render_plan
+from eagle3.generation.session import GenerationSession, generate, open_session, seal_completions, stopped_by_signals
+from eagle3.generation.shards import open_completions, prompt_shards, read_failures
 
 __all__ = [
+    "CostPlan",
+    "DatasetCost",
     "GenerationSession",
+    "estimate_cost",
     "generate",
     "open_completions",
     "open_session",
+    "plan_cost",
     "prompt_shards",
+    "read_failures",
+    "render_plan",
     "seal_completions",
     "stopped_by_signals",
 ]

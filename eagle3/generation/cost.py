@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from pathlib import Path
+from typing import Any, cast
 
 from eagle3.artifacts import RunDirectory, Stage
 from eagle3.generation.history import replay
@@ -14,6 +15,7 @@ from eagle3.providers.base import Endpoint, money_up
 from eagle3.providers.opening import open_provider
 from eagle3.providers.policy import Selection
 from eagle3.recipe import Dataset, Recipe
+from eagle3.records import JsonObject
 
 MIN_KNOWN_ANSWERS = 20
 """Fewer finished answers say little about lengths."""
@@ -60,6 +62,10 @@ class CostPlan:
     refused: Sequence[tuple[Endpoint, str]]
     """Those that may not, with the reason."""
     warnings: Sequence[str]
+
+    def to_json(self) -> JsonObject:
+        """Return the plan as JSON values, money as text."""
+        return cast("JsonObject", _json_of(asdict(self)))
 
 
 def estimate_cost(recipe: Recipe, run: RunDirectory, target: Path) -> CostPlan:
@@ -170,6 +176,16 @@ def _with_warnings(plan: CostPlan, in_flight: int) -> CostPlan:
         share = f"{UNKNOWN_LENGTH_SHARE:.0%}"
         warnings.append(f"lengths are guessed as {share} of max_tokens for {', '.join(guessed[:5])}")
     return replace(plan, warnings=tuple(warnings))
+
+
+def _json_of(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if isinstance(value, dict):
+        return {key: _json_of(item) for key, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_json_of(item) for item in cast("Sequence[Any]", value)]
+    return value
 
 
 def _usd(amount: Decimal) -> str:

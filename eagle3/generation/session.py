@@ -76,6 +76,7 @@ class GenerationSession:
         self._ready: Future[None] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Event | None = None
+        self._writing = asyncio.Lock()
         self._stop_requested = threading.Event()
         self._engine: Engine | None = None
         self._endpoints: Sequence[Endpoint] = ()
@@ -272,7 +273,8 @@ class GenerationSession:
         total, offset = self._totals[prompts[0].dataset] if prompts else 1, self._offsets[shard.path]
         ranks = [(offset + number) / total for number in range(len(prompts))]
         await engine.buy_shard(prompts, ranks, bounds)
-        return await asyncio.to_thread(write_shard, self.stage, shard, prompts, self.history, self._quantizations())
+        async with self._writing:  # one at a time: a shard in memory is large, and the loop needs the interpreter
+            return await asyncio.to_thread(write_shard, self.stage, shard, prompts, self.history, self._quantizations())
 
     def _selection(self, dataset: str, *, needs_tools: bool) -> Selection:
         key = (dataset, needs_tools)

@@ -42,6 +42,8 @@ def read_token_lengths(run: RunDirectory, view: RunView) -> TokenLengths:
     completion: list[int] = []
     problems: list[str] = []
     for shard in view.stages[Stage.TOKEN_SAMPLES].shards:
+        if not shard.path.endswith(".parquet"):
+            continue  # profiles and findings are sealed beside the samples
         try:
             path = verify_shard(run.stage_path(Stage.TOKEN_SAMPLES), shard)
         except ArtifactError as exc:
@@ -51,7 +53,7 @@ def read_token_lengths(run: RunDirectory, view: RunView) -> TokenLengths:
         rows = zip(columns["num_prompt_tokens"].to_pylist(), columns["segments"].to_pylist(), strict=True)
         for num_prompt_tokens, segments in cast("Any", rows):
             prompt.append(num_prompt_tokens)
-            completion.append(segments[-1]["stop"] - num_prompt_tokens)
+            completion.append(segments[-1]["stop"] - num_prompt_tokens if segments else 0)
     return TokenLengths(prompt=prompt, completion=completion, problem=" ".join(problems))
 
 

@@ -143,7 +143,9 @@ def make_run(folder: Path, target: Path) -> RunDirectory:
     corpus = run.open_stage(Stage.CORPUS, {}, {"tokenizer": "tokenizer digest"})
     shards = [
         corpus.commit_shard(
-            f"{split}/shard-00000.parquet", lambda path, part=part: write_rows(path, part, CORPUS), num_samples=len(part)
+            f"{split}/shard-00000.parquet",
+            lambda path, part=part: write_rows(path, part, CORPUS),
+            num_samples=len(part),
         )
         for split, part in (("train", rows[:NUM_TRAIN]), ("validation", rows[NUM_TRAIN:]))
     ]
@@ -242,34 +244,34 @@ def sample(trained):
 def test_our_forward_pass_is_that_of_training(trained, target, sample):
     _, run, _, _ = trained
     checkpoint = run.stage_path(Stage.DRAFT) / "checkpoint"
-    ids_T, features_TK = sample
+    ids, features = sample
     theirs = load_trainer_model(checkpoint, target)
     ours = load_draft(checkpoint)
     with torch.inference_mode():
-        drafted, _ = ours.trace(ids_T, features_TK, 3, teacher_ids_T=ids_T)
+        drafted, _ = ours.trace(ids, features, 3, teacher_ids_T=ids)
         expected = theirs(
-            hidden_states=features_TK[None, :-1],
-            input_ids=ids_T[None, 1:],
-            document_ids=torch.zeros(1, len(ids_T) - 1, dtype=torch.long),
+            hidden_states=features[None, :-1],
+            input_ids=ids[None, 1:],
+            document_ids=torch.zeros(1, len(ids) - 1, dtype=torch.long),
         )
     for step in range(3):
-        valid = len(ids_T) - 1 - step
+        valid = len(ids) - 1 - step
         assert torch.equal(drafted[:valid, step], ours.target_ids_D[expected[step][0, :valid]])
 
 
 def test_chains_from_everywhere_are_those_of_step_by_step_drafting(trained, target, sample):
-    """An engine drafts from one position, token by token, with a cache; so does this test, with the trainer's modules."""
+    """An engine drafts from one position, token by token, with a cache; so do the trainer's modules here."""
     from transformers import DynamicCache
 
     _, run, _, _ = trained
     checkpoint = run.stage_path(Stage.DRAFT) / "checkpoint"
-    ids_T, features_TK = sample
+    ids, features = sample
     ours, theirs = load_draft(checkpoint), load_trainer_model(checkpoint, target)
     with torch.inference_mode():
-        chains = ours.draft_everywhere(ids_T, features_TK, 3).tolist()
+        chains = ours.draft_everywhere(ids, features, 3).tolist()
         for start in (PROMPT_TOKENS - 1, 11, 20):
             cache = DynamicCache()
-            tokens, hidden = ids_T[1 : start + 2], theirs.fc(features_TK[: start + 1])
+            tokens, hidden = ids[1 : start + 2], theirs.fc(features[: start + 1])
             positions = torch.arange(1, start + 2)
             chain = []
             for _ in range(3):

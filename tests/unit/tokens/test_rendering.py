@@ -185,3 +185,24 @@ def test_typescript_declarations():
 def test_schema_without_a_typescript_spelling_falls_back():
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "strange"}}}
     assert typescript_declarations([tool]) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "spelling"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "string | null"),
+        ({"type": ["integer", "null"]}, "number | null"),
+        ({"type": "array"}, "Array<any>"),
+        ({"type": "object"}, "{}"),
+        ({}, "any"),
+    ],
+)
+def test_typescript_types(schema, spelling):
+    parameters = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+    declared = typescript_declarations([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    assert declared is not None
+    assert f"  x: {spelling},\n" in declared
+
+
+def test_tools_of_another_kind_fall_back():
+    assert typescript_declarations([{"type": "retrieval"}]) is None

@@ -103,6 +103,26 @@ def test_vocabulary_with_another_digest_is_caught(family, document, tmp_path):
         family.load(document, tmp_path)
 
 
+def test_control_token_that_ordinary_text_can_spell_is_caught(family, document, target, tmp_path):
+    word = "The"
+    (word_id,) = family.tokenizer.encode_ordinary(word)
+    values = json.loads((target / "tokenizer.json").read_text("utf-8"))
+    values["added_tokens"].append({"id": word_id, "content": word})
+    (target / "tokenizer.json").write_text(json.dumps(values), encoding="utf-8")
+    document["control"]["user"] = {"text": word, "id": word_id}
+    path = tmp_path / "smuggling.yaml"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(TokenizerError, match="smuggle"):
+        load_tokenizer(target, load_grammar(path))
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_damaged_model_configuration(family, target, content):
+    (target / "config.json").write_text(content, encoding="utf-8")
+    with pytest.raises(TokenizerError, match=r"config\.json"):
+        load_tokenizer(target, family.grammar)
+
+
 def test_undeclared_normalizer_is_caught(family, target):
     values = json.loads((target / "tokenizer.json").read_text("utf-8"))
     values["normalizer"] = {"type": "NFC"}
