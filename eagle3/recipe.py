@@ -277,13 +277,6 @@ class Training(Section):
     """Tokens per packed row; samples must fit."""
     draft_vocab_size: int = Field(default=32000, ge=16)
     """Most frequent target ids that the draft can propose."""
-    loss: Literal["kl_div", "ce", "lk_hybrid"] = "kl_div"
-    """`kl_div` follows the target's distribution, `ce` its likeliest token, `lk_hybrid` acceptance itself once it is not
-    small."""
-    optimizer: Literal["muon", "adamw"] = "muon"
-    schedule: Literal["linear", "cosine"] = "linear"
-    warmup_share: float = Field(default=0.01, ge=0, le=1)
-    """Share of all steps over which the learning rate rises."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Of the forward pass; weights are updated in float32 either way. CPUs without bfloat16 arithmetic are faster with
     `float32`."""

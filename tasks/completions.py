@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 from prefect.futures import wait
 
 from eagle3.artifacts import ShardRef, Stage
@@ -20,13 +21,13 @@ from tasks.job import Job, StageRef
 from tasks.progress import TaskProgress
 
 
-@task(name="generate-shard", task_run_name="generate {shard.path}", retries=0)
+@task(name="generate-shard", task_run_name="generate {shard.path}", retries=0, cache_policy=NO_CACHE)
 def generate_shard(session: GenerationSession, shard: ShardRef) -> dict[str, Any]:
     """Buy the answers to one shard of prompts; requests retry inside, so the task never does."""
     return asdict(session.generate_shard(shard))
 
 
-@task(name="seal-completions", task_run_name="seal completions", retries=0)
+@task(name="seal-completions", task_run_name="seal completions", retries=0, cache_policy=NO_CACHE)
 def seal_stage(session: GenerationSession) -> StageRef:
     """Seal the stage once every shard is there."""
     return StageRef.of(seal_completions(session))

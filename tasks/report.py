@@ -2,13 +2,14 @@
 
 from prefect import task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
 
 from eagle3.report import write_report, write_summary
 from tasks.job import Job
 from tasks.progress import artifact_key
 
 
-@task(name="report", task_run_name="report", retries=0)
+@task(name="report", task_run_name="report", retries=0, cache_policy=NO_CACHE)
 def publish_report(job: Job) -> None:
     """Write summary.json and report.html and show both in the Prefect UI."""
     summary = write_summary(job.run)

@@ -164,7 +164,6 @@ def measure(
     Raises:
         EvaluationError: No continuation is long enough for a single round.
     """
-    torch = import_torch()
     control = untrained_like(draft, seed)
     identity = tuple(range(num_layers))
     orders = [order for order in itertools.permutations(identity) if order[-1] != identity[-1]]
@@ -174,24 +173,14 @@ def measure(
     proposable = frozenset(draft.target_ids_D.tolist())
     num_tokens = num_covered = 0
     for number, continuation in enumerate(continuations):
-        features_TK = features(continuation)
-        input_ids = list(continuation.input_ids)
-        ids_T = torch.tensor(input_ids)
-
-        def rounds(model: DraftModel, order: Sequence[int]) -> Acceptance:
-            chunks = features_TK.chunk(num_layers, dim=-1)  # noqa: B023 - used within this iteration
-            arranged_TK = torch.cat([chunks[slot] for slot in order], dim=-1)
-            with torch.inference_mode():
-                chains = model.draft_everywhere(ids_T, arranged_TK, num_draft_tokens)  # noqa: B023 - same
-            return play_rounds(chains.tolist(), input_ids, continuation.num_prompt_tokens)  # noqa: B023 - same
-
-        outcome = rounds(draft, identity)
+        play = partial(_play, continuation, features(continuation), num_layers, num_draft_tokens)
+        outcome = play(draft, identity)
         trained[continuation.dataset] = trained.get(continuation.dataset, no_rounds(num_draft_tokens)) + outcome
-        untrained += rounds(control, identity)
+        untrained += play(control, identity)
         if number < PERMUTATION_SAMPLES:
             in_order += outcome
-            moved = {order: so_far + rounds(draft, order) for order, so_far in moved.items()}
-        answer = input_ids[continuation.num_prompt_tokens :]
+            moved = {order: so_far + play(draft, order) for order, so_far in moved.items()}
+        answer = continuation.input_ids[continuation.num_prompt_tokens :]
         num_tokens += len(answer)
         num_covered += sum(token in proposable for token in answer)
         total = sum(trained.values(), no_rounds(num_draft_tokens))
@@ -225,6 +214,23 @@ def measure(
         "datasets": {name: _summary(outcome) for name, outcome in sorted(trained.items())},
         "layer_order": layer_order_verdict(in_order, moved),
     }
+
+
+def _play(
+    continuation: Continuation,
+    features_TK: Any,
+    num_layers: int,
+    num_draft_tokens: int,
+    draft: DraftModel,
+    order: Sequence[int],
+) -> Acceptance:
+    """Play the rounds of one continuation with the captured layers in the given order."""
+    torch = import_torch()
+    chunks = features_TK.chunk(num_layers, dim=-1)
+    arranged_TK = torch.cat([chunks[slot] for slot in order], dim=-1)
+    with torch.inference_mode():
+        chains = draft.draft_everywhere(torch.tensor(list(continuation.input_ids)), arranged_TK, num_draft_tokens)
+    return play_rounds(chains.tolist(), continuation.input_ids, continuation.num_prompt_tokens)
 
 
 def _summary(outcome: Acceptance) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from shutil import copyfile
 from typing import Any
 
 from eagle3.artifacts import OpenStage, RunDirectory, ShardRef, Stage, StageManifest, read_manifest, verify_shard
@@ -18,7 +17,7 @@ from eagle3.drafter.draft_model import DraftModel, read_draft_shape
 from eagle3.drafter.extra import import_torch, require_train_extra
 from eagle3.drafter.serving import bundle_readme, serve_script
 from eagle3.drafter.target_facts import TargetFacts, read_target_facts
-from eagle3.drafter.training import CHECKPOINT_FOLDER, CONFIG_FILE, WEIGHTS_FILE
+from eagle3.drafter.training import CHECKPOINT_FOLDER, CONFIG_FILE, WEIGHTS_FILE, copy_weights
 from eagle3.errors import ExportError
 from eagle3.progress import Progress, ProgressEvent, no_progress
 from eagle3.recipe import Recipe
@@ -98,13 +97,13 @@ def write_bundle(stage: OpenStage, source: Path, engine: str, facts: TargetFacts
     """
     config = json.loads((source / CONFIG_FILE).read_text("utf-8"))
     refuse_unservable(config, engine)
-    write_weights: Callable[[Path], Any]
+    write_weights: Callable[[Path], None]
     if engine == "sglang":
         exported = sglang_config(config, facts.architecture, _token_ids(facts))
         write_weights = partial(_write_renamed, source / WEIGHTS_FILE)
     else:
         exported = config
-        write_weights = partial(copyfile, source / WEIGHTS_FILE)
+        write_weights = partial(copy_weights, source / WEIGHTS_FILE)
     text = json.dumps(exported, indent=2, ensure_ascii=False) + "\n"
     return [
         stage.commit_shard(f"{engine}/{CONFIG_FILE}", partial(_write_text, text), num_samples=0),

@@ -8,6 +8,9 @@ from typing import Any
 
 from eagle3.errors import GateError, TargetError
 
+FINAL_NORM = "model.norm.weight"
+"""Name of the final norm's factor, perhaps with something before it. Source: `load_model_layers` of speculators."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFacts:
@@ -55,6 +58,38 @@ def read_target_facts(target: Path) -> TargetFacts:
             f"config.json of target {target.name!r} cannot be used ({type(exc).__name__}: {exc}): expected layers, "
             "hidden size and vocabulary size of a causal language model. Check the directory."
         ) from exc
+
+
+def check_final_norm(target: Path) -> None:
+    """Check that the trainer will find the target's final norm, from which it rebuilds the training targets.
+
+    Without this name the trainer takes the shortest one that ends in `norm.weight`, which is a norm inside a layer, and
+    says nothing.
+
+    Raises:
+        GateError: No tensor of the target has the name of a final norm.
+        TargetError: The weight files cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    index = target / "model.safetensors.index.json"
+    try:
+        if index.is_file():
+            names = list(json.loads(index.read_text("utf-8"))["weight_map"])
+        else:
+            with safe_open(target / "model.safetensors", framework="numpy") as weights:
+                names = list(weights.keys())
+    except (OSError, ValueError, KeyError, SafetensorError) as exc:
+        raise TargetError(
+            f"weights of target {target.name!r} cannot be read ({type(exc).__name__}: {exc}): expected "
+            "model.safetensors or its index. Check the directory."
+        ) from exc
+    if not any(name == FINAL_NORM or name.endswith(f".{FINAL_NORM}") for name in names):
+        found = [name for name in names if name.endswith("norm.weight") and "layers." not in name]
+        raise GateError(
+            f"target {target.name!r} has no tensor named {FINAL_NORM!r}, found {found[:5]}: the trainer would use "
+            "another norm for its targets. This architecture is not supported."
+        )
 
 
 def check_capture(

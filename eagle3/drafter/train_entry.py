@@ -1,9 +1,9 @@
 """The training process: `python -m eagle3.drafter.train_entry JOB.json`.
 
-It runs the trainer of speculators unmodified apart from two things. Every metric record also goes out as one JSON line
-on the file descriptor the job names, and on a machine without accelerator three places that assume one are pointed at
-the CPU. Both reach into private names, so the version is pinned and a contract test covers them. The trainer installs
-signal handlers, which is why it has a process of its own.
+It runs the trainer of speculators unmodified apart from two things. Every metric record also goes out as one JSON line,
+into `metrics.jsonl` and on the file descriptor the job names. And on a machine without accelerator three places that
+assume one are pointed at the CPU. Both reach into private names, so the version is pinned and a contract test covers
+them. The trainer installs signal handlers, which is why it has a process of its own.
 """
 
 import ctypes
@@ -25,21 +25,30 @@ PR_SET_PDEATHSIG = 1
 
 
 class MetricLines(logging.Filter):
-    """A filter on the metrics logger that copies each record to a stream as a JSON line and lets all pass.
+    """A filter on the metrics logger that copies each record out as a JSON line and lets all pass.
 
     A filter of the logger sees the record before any handler rewrites its message into text.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        """Write to an open file descriptor, line by line."""
+    def __init__(self, descriptor: int, kept: Path) -> None:
+        """Write line by line.
+
+        Args:
+            descriptor: Open for writing; somebody reads along.
+            kept: File to append to. The lines of an epoch are in it before its checkpoint is written, so that no kill
+                leaves a complete epoch without its figures.
+        """
         super().__init__()
         self._stream = os.fdopen(descriptor, "w", buffering=1, encoding="utf-8")
+        self._kept = kept.open("a", buffering=1, encoding="utf-8")
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Send the record when it carries metrics."""
         message: object = record.msg
         if isinstance(message, Mapping) and ("train" in message or "val" in message):
-            self._stream.write(json.dumps(_plain(message)) + "\n")
+            line = json.dumps(_plain(message)) + "\n"
+            self._kept.write(line)
+            self._stream.write(line)
         return True
 
     def send(self, event: Mapping[str, Any]) -> None:
@@ -65,7 +74,9 @@ def patch_for_cpu() -> None:
     patched_checkpointer.get_current_device = lambda: "cpu"
     torch.accelerator.synchronize = lambda *_args, **_kwargs: None
 
-    class CpuTrainer(trainer.Trainer):
+    base: Any = trainer.Trainer
+
+    class CpuTrainer(base):
         """The trainer with autocast on the CPU instead of on an accelerator that is not there."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -80,7 +91,8 @@ def report_metrics(lines: MetricLines) -> None:
     """Make whichever trainer the command line uses announce itself and send its metrics."""
     from speculators.train import cli
 
-    base: Any = cli.Trainer
+    command_line: Any = cli
+    base: Any = command_line.Trainer
 
     class ReportingTrainer(base):
         """The trainer, announcing how many steps it is about to run."""
@@ -88,7 +100,10 @@ def report_metrics(lines: MetricLines) -> None:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             # Here, not earlier: the trainer's logging set-up replaces the filters of its loggers.
-            logging.getLogger("speculators.metrics").addFilter(lines)
+            metrics = logging.getLogger("speculators.metrics")
+            metrics.addFilter(lines)
+            # Every step would also be printed as a paragraph into the log.
+            metrics.propagate = False
             lines.send(
                 {
                     "start": {
@@ -103,8 +118,7 @@ def report_metrics(lines: MetricLines) -> None:
                 }
             )
 
-    patched_cli: Any = cli
-    patched_cli.Trainer = ReportingTrainer
+    command_line.Trainer = ReportingTrainer
 
 
 def die_with_parent() -> None:
@@ -116,7 +130,7 @@ def die_with_parent() -> None:
 def main(job_path: Path) -> None:
     """Train as the job file says.
 
-    The job holds `settings` (see `eagle3.drafter.trainer_settings`) and `progress_fd`.
+    The job holds `settings` (see `eagle3.drafter.trainer_settings`), `metrics` and `progress_fd`.
 
     Raises:
         RuntimeError: speculators has another version than the one this code was tested with.
@@ -138,7 +152,7 @@ def main(job_path: Path) -> None:
     warnings.filterwarnings("error", message="Could not find final norm weights")
     if torch.accelerator.current_accelerator(check_available=True) is None:
         patch_for_cpu()
-    report_metrics(MetricLines(int(job["progress_fd"])))
+    report_metrics(MetricLines(int(job["progress_fd"]), Path(job["metrics"])))
     cli.main(config)
 
 

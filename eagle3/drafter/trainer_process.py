@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +120,10 @@ def run_trainer(job: TrainerJob, on_event: Callable[[Mapping[str, Any]], None]) 
     if complete_epochs(job.checkpoints) >= num_epochs:
         return
     read_end, write_end = os.pipe()
-    commit_json(job.folder / "job.json", {"settings": dict(job.settings), "progress_fd": write_end})
+    commit_json(
+        job.folder / "job.json",
+        {"settings": dict(job.settings), "metrics": str(job.metrics.resolve()), "progress_fd": write_end},
+    )
     with (job.folder / "trainer.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "eagle3.drafter.train_entry", str(job.folder / "job.json")],
@@ -133,10 +136,8 @@ def run_trainer(job: TrainerJob, on_event: Callable[[Mapping[str, Any]], None]) 
         )
     os.close(write_end)
     try:
-        with _forwarding_stop(process) as stopped, job.metrics.open("a", encoding="utf-8") as metrics:
+        with _forwarding_stop(process) as stopped:
             for event in _events(read_end):
-                if "start" not in event:
-                    metrics.write(json.dumps(event) + "\n")
                 on_event(event)
             process.wait()
     finally:
@@ -187,7 +188,7 @@ def _events(descriptor: int) -> Iterator[Mapping[str, Any]]:
 
 
 @contextmanager
-def _forwarding_stop(process: "subprocess.Popen[bytes]") -> Iterator[threading.Event]:
+def _forwarding_stop(process: "subprocess.Popen[bytes]") -> Generator[threading.Event]:
     """Pass SIGTERM on to the trainer while it runs, unless the surrounding program handles the signal itself."""
     stopped = threading.Event()
     is_ours = (

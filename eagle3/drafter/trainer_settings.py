@@ -16,6 +16,9 @@ SettingValue: TypeAlias = str | int | float | bool | list[int] | None
 SUPPORTED_SPECULATORS = "0.9.0"
 """The release these settings and `train_entry` were tested with."""
 
+WARMUP_SHARE = 0.01
+"""Share of all steps over which the learning rate rises; the trainer's own choice when told nothing."""
+
 SLIDING_WINDOW_UNUSED = 2048
 """The trainer wants a window size even when every layer has full attention."""
 
@@ -126,10 +129,10 @@ def _loss_and_optimizer_settings(training: Training, *, has_accelerator: bool) -
     return {
         # The fused losses are Triton kernels.
         "loss_implementation": "fused" if has_accelerator else "eager",
-        "loss_fn": training.loss,
+        "loss_fn": "kl_div",
         "ttt_steps": training.ttt_steps,
         "ttt_step_loss_decay": 1.0,
-        "optimizer": training.optimizer,
+        "optimizer": "muon",
         "lr": training.learning_rate,
         "weight_decay": 0.01,
         "muon_lr": training.learning_rate,
@@ -137,9 +140,9 @@ def _loss_and_optimizer_settings(training: Training, *, has_accelerator: bool) -
         "muon_weight_decay": 0.1,
         "muon_ns_steps": 5,
         "muon_adjust_lr_fn": "match_rms_adamw",
-        "scheduler_type": training.schedule,
+        "scheduler_type": "linear",
         "scheduler_warmup_steps": None,
-        "scheduler_warmup_ratio": training.warmup_share,
+        "scheduler_warmup_ratio": WARMUP_SHARE,
         "scheduler_total_steps": None,
         "scheduler_num_cosine_cycles": 0.5,
     }

@@ -17,7 +17,7 @@ from eagle3.artifacts import OpenStage, RunDirectory, ShardRef, Stage, StageMani
 from eagle3.drafter.dataset import CorpusRow, read_corpus, train_data_ratio, vocabulary_coverage, write_trainer_data
 from eagle3.drafter.draft_model import load_draft
 from eagle3.drafter.extra import import_torch, require_train_extra
-from eagle3.drafter.target_facts import check_capture, read_target_facts
+from eagle3.drafter.target_facts import check_capture, check_final_norm, read_target_facts
 from eagle3.drafter.trainer_process import TrainerJob, read_metrics, run_trainer
 from eagle3.drafter.trainer_settings import SUPPORTED_SPECULATORS, trainer_settings
 from eagle3.errors import GateError, TrainingError
@@ -63,6 +63,7 @@ def train_draft(recipe: Recipe, run: RunDirectory, target: Path, progress: Progr
     facts = read_target_facts(target)
     tokenizer = corpus.inputs.get("tokenizer", "")
     capture = check_capture(states.stats["contract"], facts, recipe.hidden_states.layer_ids, tokenizer)
+    check_final_norm(target)
     rows = read_corpus(run, corpus)
     check_same_rows(rows, states.shards)
     for shard in states.shards:
@@ -108,6 +109,11 @@ def train_draft(recipe: Recipe, run: RunDirectory, target: Path, progress: Progr
         "device": reporter.device,
     }
     return stage.seal(shards, stats)
+
+
+def copy_weights(source: Path, path: Path) -> None:
+    """Write a copy of `source` to `path`."""
+    copyfile(source, path)
 
 
 def has_accelerator() -> bool:
@@ -229,6 +235,6 @@ def _commit_checkpoint(
     return (
         stage.commit_shard(f"{CHECKPOINT_FOLDER}/{CONFIG_FILE}", write_config, num_samples=0),
         stage.commit_shard(
-            f"{CHECKPOINT_FOLDER}/{WEIGHTS_FILE}", partial(copyfile, source / WEIGHTS_FILE), num_samples=num_samples
+            f"{CHECKPOINT_FOLDER}/{WEIGHTS_FILE}", partial(copy_weights, source / WEIGHTS_FILE), num_samples=num_samples
         ),
     )

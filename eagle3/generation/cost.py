@@ -1,16 +1,17 @@
 """What the answers of a run will cost, before a cent is spent: per dataset, expected and worst."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
-from eagle3.artifacts import RunDirectory, Stage
+from eagle3.artifacts import RunDirectory, Stage, commit_json
 from eagle3.generation.history import replay
-from eagle3.generation.session import STATE_NAME, select_endpoints
-from eagle3.generation.shards import prompt_shards, read_prompts
+from eagle3.generation.selection import select_endpoints
+from eagle3.generation.shards import PLAN_NAME, STATE_NAME, prompt_shards, read_prompts
 from eagle3.providers.base import Endpoint, money_up
 from eagle3.providers.opening import open_provider
 from eagle3.providers.policy import Selection
@@ -32,16 +33,16 @@ class DatasetCost:
     num_answered: int
     """Finished in this run already; they are never asked again."""
     prompt_tokens: int
-    """Exact when the prompts stage counted them, else an upper bound."""
+    """As counted by the prompts stage, else an upper bound."""
     max_tokens: int
     expected_tokens_per_answer: float
     is_length_known: bool
     """True when the expected length comes from finished answers, False when it is a guess."""
     expected_usd: Decimal
     worst_usd: Decimal
-    """Every answer at `max_tokens` from the dearest endpoint."""
+    """Every answer at `max_tokens` from the dearest endpoint, every prompt at the bound that is reserved for it."""
     reservation_usd: Decimal
-    """The most one request can cost, for the mean prompt: what the guard sets aside for it."""
+    """The most the dearest open request can cost: what the guard sets aside for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +104,13 @@ def plan_cost(recipe: Recipe, run: RunDirectory, endpoints: Sequence[Endpoint]) 
         chosen.update({endpoint.tag: endpoint for endpoint in selection.eligible})
         refused.update({entry[0].tag: entry for entry in selection.refused})
         open_bounds: list[int] = []
-        num_samples = 0
+        num_samples = counted_tokens = 0
         for shard in shards:
             if Path(shard.path).parent.name != dataset.name:
                 continue
             prompts, bounds = read_prompts(run, shard)
             num_samples += len(prompts)
+            counted_tokens += int(shard.stats.get("prompt_tokens", sum(bounds)))
             open_bounds += [
                 bound
                 for prompt, bound in zip(prompts, bounds, strict=True)
@@ -116,7 +118,8 @@ def plan_cost(recipe: Recipe, run: RunDirectory, endpoints: Sequence[Endpoint]) 
             ]
         tally = history.tally(dataset.name)
         known = tally.completion_tokens / tally.samples if tally.samples >= MIN_KNOWN_ANSWERS else None
-        costs.append(_cost_of(dataset, selection, open_bounds, num_samples, tally.samples, known))
+        mean_prompt = counted_tokens / num_samples if num_samples else 0.0
+        costs.append(_cost_of(dataset, selection, open_bounds, mean_prompt, num_samples, tally.samples, known))
     dearest_usd = max((cost.reservation_usd for cost in costs), default=Decimal(0))
     available_usd = max(Decimal(0), ledger.available_usd)
     affordable = int(available_usd / dearest_usd) if dearest_usd else generation.in_flight
@@ -135,24 +138,42 @@ def plan_cost(recipe: Recipe, run: RunDirectory, endpoints: Sequence[Endpoint]) 
     return _with_warnings(plan, generation.in_flight)
 
 
+def keep_plan(recipe: Recipe, run: RunDirectory, endpoints: Sequence[Endpoint]) -> JsonObject:
+    """Return `{expected, worst}` in US dollars as planned before the run's first request.
+
+    The plan is written beside the answers at the first start; later starts read it, so that spend is compared with what
+    was promised.
+    """
+    path = run.stage_path(Stage.COMPLETIONS) / PLAN_NAME
+    if not path.is_file():
+        commit_json(path, plan_cost(recipe, run, endpoints).to_json())
+    plan: JsonObject = json.loads(path.read_bytes())
+    return {"expected": plan["expected_usd"], "worst": plan["worst_usd"]}
+
+
 def _cost_of(
-    dataset: Dataset, selection: Selection, bounds: list[int], num_samples: int, num_answered: int, known: float | None
+    dataset: Dataset,
+    selection: Selection,
+    bounds: list[int],
+    mean_prompt: float,
+    num_samples: int,
+    num_answered: int,
+    known: float | None,
 ) -> DatasetCost:
     max_tokens = dataset.sampling.max_tokens
-    cap, prompt_tokens, count = selection.cap, sum(bounds), len(bounds)
+    cap, count = selection.cap, len(bounds)
     length = known if known is not None else max_tokens * UNKNOWN_LENGTH_SHARE
-    mean_prompt = prompt_tokens / count if count else 0.0
     return DatasetCost(
         dataset=dataset.name,
         num_samples=num_samples,
         num_answered=num_answered,
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=round(count * mean_prompt),
         max_tokens=max_tokens,
         expected_tokens_per_answer=length,
         is_length_known=known is not None,
         expected_usd=money_up(count * selection.expected_usd(mean_prompt, length)),
         worst_usd=sum((cap.worst_usd(bound, max_tokens) for bound in bounds), Decimal(0)),
-        reservation_usd=cap.worst_usd(int(mean_prompt), max_tokens),
+        reservation_usd=cap.worst_usd(max(bounds, default=0), max_tokens),
     )
 
 

@@ -164,6 +164,8 @@ class History:
             sample.was_lost = sample.was_lost or charged_usd > 0
             self._charge(dataset, entry.get("provider"), charged_usd)
         elif kind == "answer":
+            if sample.failure is not None:  # reopened by a later process
+                self.tally(dataset).failed -= 1
             sample.answer, sample.failure = place, None
             sample.open_intents.clear()
             usage = entry["usage"]
@@ -177,6 +179,7 @@ class History:
                 self.slowest_s = max(self.slowest_s, entry["latency_s"])
                 self.paid_twice += sample.was_lost and charged_usd > 0
         elif kind == "failed":
+            self.tally(dataset).failed += sample.failure is None
             sample.failure = FailedCompletion(
                 sample_id=entry["id"],
                 dataset=dataset,
@@ -185,7 +188,6 @@ class History:
                 attempts=entry["attempts"],
             )
             sample.open_intents.clear()
-            self.tally(dataset).failed += 1
 
     def _charge(self, dataset: str, provider: Any, charged_usd: Decimal) -> None:
         if charged_usd:

@@ -2,8 +2,9 @@
 
 Two kinds of line matter most. An *intent* (sample, attempt, body digest, reserved dollars) is durable before the first
 byte of its request goes out; an *outcome* (raw reply, billed usage, cost, or why there is none) is durable before an
-answer counts. Each line carries a checksum. Writes are collected and synced together every `SYNC_WINDOW_S`; each
-process starts a new file, so a line torn by a crash is always the last of its file and is dropped on replay.
+answer counts. Each line carries a checksum. Lines go to the kernel at once and are synced together every
+`SYNC_WINDOW_S`; each process starts a new file, so a line torn by a crash is always the last of its file and is dropped
+on replay.
 """
 
 import asyncio
@@ -128,19 +129,29 @@ class _File:
         self.file: BinaryIO | None = None
         self.path = folder
         self.offset = 0
-        self.pending: list[bytes] = []
+        self.is_dirty = False
 
     def append(self, line: bytes) -> Place:
+        """Hand a line to the kernel: it survives the end of this process at once, and a power cut after `sync`."""
         if self.file is None or self.offset >= ROTATE_BYTES:
             self._open_next()
+        assert self.file is not None
         place = Place(self.path, self.offset, len(line))
+        view = memoryview(line)
+        while view:
+            view = view[self.file.write(view) or 0 :]
         self.offset += len(line)
-        self.pending.append(line)
+        self.is_dirty = True
         return place
+
+    def sync(self) -> None:
+        """Wait until the disk has what was appended."""
+        assert self.file is not None
+        os.fdatasync(self.file.fileno())
 
     def _open_next(self) -> None:
         if self.file is not None:
-            self.write(self.take())
+            self.sync()
             self.file.close()
         self._folder.mkdir(parents=True, exist_ok=True)
         earlier = journal_paths(self._folder)
@@ -150,18 +161,6 @@ class _File:
         self.offset = 0
         sync_directory(self._folder)
         sync_directory(self._folder.parent)
-
-    def take(self) -> bytes:
-        data, self.pending = b"".join(self.pending), []
-        return data
-
-    def write(self, data: bytes) -> None:
-        assert self.file is not None
-        view = memoryview(data)
-        while view:
-            written = self.file.write(view)
-            view = view[written or 0 :]
-        os.fdatasync(self.file.fileno())
 
 
 class Journal:
@@ -174,8 +173,9 @@ class Journal:
         self._files: dict[str, _File] = {}
         self._waiting: list[asyncio.Future[None]] = []
         self._wakeup = asyncio.Event()
+        self._flushing = asyncio.Lock()
         self._writer = asyncio.create_task(self._write_forever())
-        self._failure: BaseException | None = None
+        self._failure: OSError | None = None
 
     async def append(self, folder: str, entry: JsonObject) -> Place:
         """Write one entry and wait for its sync.
@@ -188,14 +188,22 @@ class Journal:
         return place
 
     def append_later(self, folder: str, entry: JsonObject) -> tuple[Place, asyncio.Future[None]]:
-        """Queue one entry; return its place and a future that is done when it is durable."""
+        """Write one entry; return its place and a future that is done when it is durable.
+
+        Raises:
+            ArtifactError: The disk refused.
+        """
         if self._failure is not None:
-            raise ArtifactError(f"the journal cannot be written: {self._failure}") from self._failure
+            raise _refused(self._failure) from self._failure
         file = self._files.get(folder)
         if file is None:
             file = self._files[folder] = _File(self._root / folder)
         durable = asyncio.get_running_loop().create_future()
-        place = file.append(encode_line(entry))
+        try:
+            place = file.append(encode_line(entry))
+        except OSError as exc:
+            self._failure = exc  # a torn line may be last in its file: nothing may follow it
+            raise _refused(exc) from exc
         self._waiting.append(durable)
         self._wakeup.set()
         return place, durable
@@ -216,25 +224,33 @@ class Journal:
             await asyncio.shield(self._flush())
 
     async def _flush(self) -> None:
+        async with self._flushing:
+            await self._flush_alone()
+
+    async def _flush_alone(self) -> None:
         self._wakeup.clear()
         waiting, self._waiting = self._waiting, []
-        work = [(file, file.take()) for file in self._files.values() if file.pending]
+        dirty = [file for file in self._files.values() if file.is_dirty]
+        for file in dirty:
+            file.is_dirty = False
         try:
-            if work:
-                await asyncio.get_running_loop().run_in_executor(None, _write_all, work)
+            if dirty:
+                await asyncio.get_running_loop().run_in_executor(None, _sync_all, dirty)
         except OSError as exc:
             self._failure = exc
             for future in waiting:
                 if not future.done():
-                    future.set_exception(
-                        ArtifactError(f"the journal cannot be written: {exc}. Free the disk, then run again.")
-                    )
+                    future.set_exception(_refused(exc))
             return
         for future in waiting:
             if not future.done():
                 future.set_result(None)
 
 
-def _write_all(work: Sequence[tuple[_File, bytes]]) -> None:
-    for file, data in work:
-        file.write(data)
+def _sync_all(files: Sequence[_File]) -> None:
+    for file in files:
+        file.sync()
+
+
+def _refused(exc: BaseException) -> ArtifactError:
+    return ArtifactError(f"the journal cannot be written: {exc}. Free the disk, then run again.")

@@ -14,9 +14,9 @@ _MTOK = Decimal(1_000_000)
 def render_plan(plan: CostPlan) -> RenderableType:
     """Return the plan as something that `rich` prints: datasets, endpoints, totals, warnings."""
     datasets = Table(title="Datasets")
-    datasets.add_column("dataset")
-    for name in ("samples", "answered", "prompt tokens", "max tokens", "expected length", "expected USD", "worst USD"):
-        datasets.add_column(name, justify="right")
+    datasets.add_column("dataset", overflow="fold", min_width=9)
+    for name in ("samples", "done", "prompt tok", "max", "length", "expected $", "worst $"):
+        datasets.add_column(name, justify="right", no_wrap=True)
     for cost in plan.datasets:
         datasets.add_row(
             cost.dataset,
@@ -24,7 +24,7 @@ def render_plan(plan: CostPlan) -> RenderableType:
             f"{cost.num_answered:,}",
             f"{cost.prompt_tokens:,}",
             f"{cost.max_tokens:,}",
-            f"{cost.expected_tokens_per_answer:,.0f}" + ("" if cost.is_length_known else " (guess)"),
+            ("" if cost.is_length_known else "~") + f"{cost.expected_tokens_per_answer:,.0f}",
             _usd(cost.expected_usd),
             _usd(cost.worst_usd),
         )

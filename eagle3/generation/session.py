@@ -22,14 +22,17 @@ import uvloop
 
 from eagle3.artifacts import OpenStage, RunDirectory, ShardRef, Stage, StageManifest
 from eagle3.errors import Eagle3Error, RunRejectedError, StoppedError
+from eagle3.generation.cost import keep_plan
 from eagle3.generation.engine import Engine
 from eagle3.generation.history import History, replay
 from eagle3.generation.journal import Journal
 from eagle3.generation.ledger import Ledger
 from eagle3.generation.requests import Plan
+from eagle3.generation.selection import select_endpoints
 from eagle3.generation.shards import (
     ENDPOINTS_NAME,
     FAILED_NAME,
+    STATE_NAME,
     finished_shard,
     open_completions,
     prompt_shards,
@@ -42,13 +45,11 @@ from eagle3.progress import Progress, ProgressEvent, no_progress
 from eagle3.providers.base import Endpoint
 from eagle3.providers.connection import raise_descriptor_limit
 from eagle3.providers.opening import open_provider
-from eagle3.providers.policy import Selection, select
-from eagle3.recipe import OpenAICompatible, Recipe, Routing
+from eagle3.providers.policy import Selection
+from eagle3.recipe import OpenAICompatible, Recipe
 from eagle3.records import JsonObject, PromptRecord
 
 PROGRESS_S = 1.0
-STATE_NAME = "simulator-state.json"
-"""Where a look-alike of this run keeps its account and cache."""
 
 _T = TypeVar("_T")
 
@@ -80,7 +81,9 @@ class GenerationSession:
         self._stop_requested = threading.Event()
         self._engine: Engine | None = None
         self._endpoints: Sequence[Endpoint] = ()
+        self._known_endpoints: Sequence[Endpoint] = ()
         self._selections: dict[tuple[str, bool], Selection] = {}
+        self._planned_usd: JsonObject = {}
         self._stopping: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self.history = History()
@@ -168,6 +171,7 @@ class GenerationSession:
             "spent_usd": f"{ledger.spent_usd:f}",
             "held_usd": f"{ledger.held_usd:f}",
             "budget_usd": f"{ledger.budget_usd:f}",
+            "planned_usd": self._planned_usd,
             "unexplained_usd": f"{ledger.unexplained_usd:f}",
             "samples": sum(tally.samples for tally in tallies),
             "failed": sum(tally.failed for tally in tallies),
@@ -207,16 +211,18 @@ class GenerationSession:
         )
         if self._too_many_failed():
             self.history.reopen_failures()
+        self.stage.path.mkdir(parents=True, exist_ok=True)
         async with open_provider(self.recipe, self.stage.file(STATE_NAME), self._target) as provider:
             endpoints = await provider.list_endpoints()
             self._endpoints = endpoints
             for dataset in self.recipe.prompts.datasets:
                 self._selection(dataset.name, needs_tools=False)
-            known = keep_snapshot(self.stage.file(ENDPOINTS_NAME), endpoints)
+            self._known_endpoints = keep_snapshot(self.stage.file(ENDPOINTS_NAME), endpoints)
+            self._planned_usd = await asyncio.to_thread(keep_plan, self.recipe, self.run, endpoints)
             journal = Journal(self.stage.path)
             self._engine = engine = Engine(
                 provider=provider,
-                endpoints=known,
+                endpoints=self._known_endpoints,
                 plan_of=self._plan_of,
                 journal=journal,
                 history=self.history,
@@ -291,10 +297,14 @@ class GenerationSession:
         return Plan(dataset=prompt.dataset, sampling=sampling, selection=selection)
 
     def _quantizations(self) -> Mapping[str, str | None]:
-        """Return the precision of each provider that serves only one."""
+        """Return the precision of each provider that serves only one that the recipe allows."""
+        section = self.recipe.generation.provider
         found: dict[str, set[str | None]] = {}
-        for selection in self._selections.values():
-            for endpoint in selection.eligible:
+        for endpoint in self._known_endpoints:
+            if (
+                isinstance(section, OpenAICompatible)
+                or (endpoint.quantization or "unknown") in section.routing.quantizations
+            ):
                 found.setdefault(endpoint.provider, set()).add(endpoint.quantization)
         return {name: next(iter(kinds)) if len(kinds) == 1 else None for name, kinds in found.items()}
 
@@ -382,21 +392,6 @@ def generate(recipe: Recipe, run: RunDirectory, target: Path, progress: Progress
     with open_session(recipe, run, target, progress) as session, stopped_by_signals(session.stop):
         session.generate_all()
     return seal_completions(session)
-
-
-def select_endpoints(
-    recipe: Recipe, endpoints: Sequence[Endpoint], *, max_tokens: int, needs_tools: bool = False
-) -> Selection:
-    """Filter endpoints by the recipe's routing; a server of one's own is taken as it is.
-
-    Raises:
-        RunRejectedError: None is left.
-    """
-    section = recipe.generation.provider
-    if isinstance(section, OpenAICompatible):
-        anything = Routing(quantizations=("unknown",))
-        return select(endpoints, anything, model=section.model, max_tokens=max_tokens)
-    return select(endpoints, section.routing, model=section.model, max_tokens=max_tokens, needs_tools=needs_tools)
 
 
 def _positions(shards: Sequence[ShardRef], recipe: Recipe) -> tuple[dict[str, int], dict[str, int]]:

@@ -16,6 +16,9 @@ from eagle3.records import Completion, FailedCompletion, FailureClass, JsonObjec
 
 FAILED_NAME = "failed.jsonl"
 ENDPOINTS_NAME = "endpoints.json"
+PLAN_NAME = "plan.json"
+STATE_NAME = "simulator-state.json"
+"""Where a look-alike of this run keeps its account and cache."""
 
 TOKENS_BEYOND_TEXT = 256
 """Room in the bound of prompt tokens for what a chat template adds of itself, such as a default system message."""

@@ -18,7 +18,7 @@ from eagle3.errors import (
 )
 from eagle3.providers.base import RawReply, TransportFailure
 from eagle3.providers.classify import Verdict, classify
-from eagle3.providers.transport import FastTransport
+from eagle3.providers.proxied import transport_for
 from eagle3.records import JsonObject
 
 CONNECT_TIMEOUT_S = 15.0
@@ -98,7 +98,7 @@ class Connection:
             base_url: Root of the API, for example `https://host/api/v1`.
             key: Sent as a bearer token; None for servers without keys.
             headers: Sent with every completion.
-            transport: For tests; unset means `FastTransport`.
+            transport: For tests; unset means the fast one, or one that uses the environment's proxy.
         """
         self._root = httpx.URL(base_url.rstrip("/") + "/")
         self._key = key
@@ -109,7 +109,7 @@ class Connection:
         self._posted = {**common, "content-type": "application/json", **headers}
         timeout = httpx.Timeout(connect=CONNECT_TIMEOUT_S, write=WRITE_TIMEOUT_S, read=READ_TIMEOUT_S, pool=None)
         self._client = httpx.AsyncClient(
-            transport=transport or FastTransport(), headers=common, timeout=timeout, follow_redirects=False
+            transport=transport or transport_for(self._root), headers=common, timeout=timeout, follow_redirects=False
         )
 
     @property
@@ -195,7 +195,7 @@ class Connection:
             failure, message = TransportFailure.NOT_SENT, str(exc)
         except httpx.TimeoutException as exc:
             failure, message = TransportFailure.STALLED, str(exc)
-        except httpx.TransportError as exc:
+        except httpx.HTTPError as exc:
             failure, message = TransportFailure.CUT, f"{type(exc).__name__}: {exc}"
         body = b"".join(chunks)
         return RawReply(

@@ -15,6 +15,7 @@ from eagle3.providers.classify import Verdict, classify
 from eagle3.providers.connection import ApiKey, key_from_environment, raise_descriptor_limit
 from eagle3.providers.openai_compatible import OpenAICompatibleProvider
 from eagle3.providers.openrouter import OpenRouterProvider
+from eagle3.providers.proxied import transport_for
 from eagle3.providers.transport import FastTransport
 from eagle3.recipe import Routing, Sampling
 from eagle3.simulator.process import SimulatorProcess
@@ -198,6 +199,30 @@ def test_many_at_once_each_get_their_own_reply():
             assert [reply.content for reply in replies] == wanted
 
     asyncio.run(work())
+
+
+def test_a_proxy_of_the_environment_is_used_and_can_be_bypassed(monkeypatch):
+    lines: list[bytes] = []
+
+    async def proxies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            head, body = await read_request(reader)
+            lines.append(head.split(b"\r\n", 1)[0])
+            writer.write(head_of(len(body)) + body)
+
+    async def work() -> None:
+        async with serving(proxies) as proxy:
+            monkeypatch.setenv("http_proxy", proxy.removesuffix("/v1"))
+            monkeypatch.setenv("no_proxy", "bypassed.example")
+            assert isinstance(transport_for(httpx.URL("http://bypassed.example/v1")), FastTransport)
+            async with httpx.AsyncClient(transport=transport_for(httpx.URL("http://far.example/v1"))) as client:
+                bodies = [b"%d" % number for number in range(20)]
+                replies = await asyncio.gather(*(client.post("http://far.example/v1", content=body) for body in bodies))
+                assert [reply.content for reply in replies] == bodies
+                await client.post("http://far.example/v1", content=b"{}")
+
+    asyncio.run(work())
+    assert set(lines) == {b"POST http://far.example/v1 HTTP/1.1"}
 
 
 def openrouter(url: str, transport: httpx.AsyncBaseTransport | None = None) -> OpenRouterProvider:

@@ -15,7 +15,7 @@ from eagle3.artifacts import RunDirectory, Stage
 from eagle3.drafter import evaluate_draft, export_draft, train_draft
 from eagle3.drafter.continuation import TargetModel
 from eagle3.drafter.draft_model import load_draft
-from eagle3.drafter.evaluation import check_report
+from eagle3.drafter.evaluation import Continuation, check_report, measure
 from eagle3.drafter.export import check_bundle
 from eagle3.drafter.target_facts import read_target_facts
 from eagle3.drafter.trainer_process import complete_epochs, read_metrics
@@ -309,6 +309,17 @@ def test_a_draft_that_accepts_nothing_fails_the_stage(evaluated):
         check_report(evaluated.stats, min_acceptance_length=evaluated.stats["acceptance_length_trained"])
 
 
+def test_continuations_too_short_for_a_round_fail(trained, sample):
+    _, run, _, _ = trained
+    draft = load_draft(run.stage_path(Stage.DRAFT) / "checkpoint")
+    ids, features = sample
+    short = Continuation(
+        sample_id="s", dataset="a", input_ids=ids[: PROMPT_TOKENS + 3].tolist(), num_prompt_tokens=PROMPT_TOKENS
+    )
+    with pytest.raises(EvaluationError, match="none of 1 continuations is longer than 4 tokens"):
+        measure(draft, [short], lambda _: features[: PROMPT_TOKENS + 3], num_draft_tokens=3, num_layers=3, seed=0)
+
+
 @pytest.fixture(scope="module")
 def exported(trained, evaluated, target):
     recipe, run, _, _ = trained
@@ -368,7 +379,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from test_speculators_training import RunDirectory, make_recipe, train_draft
-train_draft(make_recipe(Path(sys.argv[2]), epochs=60), RunDirectory(Path(sys.argv[3])), Path(sys.argv[4]))
+train_draft(make_recipe(Path(sys.argv[2]), epochs=40), RunDirectory(Path(sys.argv[3])), Path(sys.argv[4]))
 """
 
 
@@ -403,13 +414,13 @@ def test_killed_and_stopped_training_goes_on_after_its_last_complete_epoch(train
     assert stopped.returncode == 1
     assert b"StoppedError: training was stopped after" in errors
     after_stop = complete_epochs(checkpoints)
-    assert after_kill + 2 <= after_stop < 60
+    assert after_kill + 2 <= after_stop < 40
 
-    recipe = make_recipe(tmp_path, epochs=60)
+    recipe = make_recipe(tmp_path, epochs=40)
     seen: list[ProgressEvent] = []
     manifest = train_draft(recipe, run, target, seen.append)
     assert not (checkpoints / "interrupted").exists()
     steps = [event["global_step"] for event in read_metrics(checkpoints.parent / "metrics.jsonl") if "train" in event]
     assert steps == list(range(manifest.stats["steps"]))
-    steps_per_epoch = manifest.stats["steps"] // 60
+    steps_per_epoch = manifest.stats["steps"] // 40
     assert seen[0].done >= after_stop * steps_per_epoch

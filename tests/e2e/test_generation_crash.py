@@ -9,7 +9,7 @@ import random
 import signal
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
@@ -24,6 +24,7 @@ from eagle3.errors import BudgetReachedError, CreditsExhaustedError, StoppedErro
 from eagle3.formats import COMPLETIONS, prompt_to_json, read_rows, write_json_lines
 from eagle3.generation.session import generate
 from eagle3.generation.shards import prompt_shards, read_prompts
+from eagle3.progress import Progress, ProgressEvent, no_progress
 from eagle3.recipe import Recipe, load_recipe
 from eagle3.records import PromptRecord, sample_id_of
 from eagle3.simulator.process import SimulatorProcess
@@ -120,10 +121,10 @@ def recipe_of(root: Path, process_url: str, *overrides: str) -> Recipe:
     return load_recipe(root / "recipe.yaml", [f"generation.provider.base_url={process_url}", *overrides])
 
 
-def run_once(root: Path, url: str, *overrides: str) -> StageManifest:
+def run_once(root: Path, url: str, *overrides: str, progress: Progress = no_progress) -> StageManifest:
     run = RunDirectory(root / "run")
     with run.locked():
-        return generate(recipe_of(root, url, *overrides), run, root)
+        return generate(recipe_of(root, url, *overrides), run, root, progress)
 
 
 def check_complete(root: Path, manifest: StageManifest) -> list[dict[str, Any]]:
@@ -159,7 +160,7 @@ def test_killed_three_times_and_resumed(tmp_path):
             child = subprocess.Popen([sys.executable, __file__, str(crashed), process.base_url])
             threshold = process.stats()["generations"] + rng.randrange(40, 100)
             while child.poll() is None and process.stats()["generations"] < threshold:
-                pass
+                time.sleep(0.01)
             assert child.poll() is None, f"the child ended before kill {kill}"
             child.send_signal(signal.SIGKILL)
             child.wait()
@@ -214,13 +215,16 @@ def test_the_budget_is_never_passed_and_raising_it_continues(tmp_path):
 def test_a_stop_keeps_what_was_received(tmp_path):
     build(tmp_path, 200)
     with server(tmp_path) as process:
-        timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGTERM))
-        timer.start()
-        try:
-            with pytest.raises(StoppedError, match="run again to continue"):
-                run_once(tmp_path, process.base_url, "generation.in_flight=10")
-        finally:
-            timer.cancel()
+        signals: list[int] = []
+
+        def stop_early(event: ProgressEvent) -> None:
+            if event.done >= 20 and not signals:
+                signals.append(signal.SIGTERM)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        with pytest.raises(StoppedError, match="run again to continue"):
+            run_once(tmp_path, process.base_url, "generation.in_flight=10", progress=stop_early)
+        assert process.stats()["generations"] < 400
         check_complete(tmp_path, run_once(tmp_path, process.base_url))
         assert process.stats()["paid_more_than_once"] == 0
 

@@ -1,8 +1,10 @@
 import json
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from eagle3.drafter.target_facts import TargetFacts, check_capture, read_target_facts
+from eagle3.drafter.target_facts import TargetFacts, check_capture, check_final_norm, read_target_facts
 from eagle3.errors import GateError, TargetError
 
 FACTS = TargetFacts(
@@ -56,3 +58,27 @@ def test_an_unusable_config_is_named(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(TargetError, match=r"config\.json of target"):
         read_target_facts(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "language_model.model.norm.weight"])
+def test_the_final_norm_is_found(tmp_path, name):
+    save_file({name: np.ones(2)}, tmp_path / "model.safetensors")
+    check_final_norm(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {name: "x"}}))
+    (tmp_path / "model.safetensors").unlink()
+    check_final_norm(tmp_path)
+
+
+def test_a_norm_inside_a_layer_is_not_taken_for_the_final_one(tmp_path):
+    tensors = {"model.layers.0.input_layernorm.weight": np.ones(2), "model.final_norm.weight": np.ones(2)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(GateError, match=r"no tensor named 'model\.norm\.weight', found \['model\.final_norm"):
+        check_final_norm(tmp_path)
+
+
+def test_unreadable_weights_are_named(tmp_path):
+    with pytest.raises(TargetError, match="cannot be read"):
+        check_final_norm(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(TargetError, match="cannot be read"):
+        check_final_norm(tmp_path)

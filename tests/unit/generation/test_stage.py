@@ -163,6 +163,9 @@ def test_too_many_failures_are_not_sealed_and_those_that_may_work_are_reopened(r
     assert session.history.reopen_failures() == 3
     assert not session.history.sample(prompts[0].sample_id).is_final
     assert session.history.sample(prompts[3].sample_id).is_final
+    journal(run, *(entry for prompt in prompts[:3] for entry in answer_entry(prompt)), number=2)
+    later = session_of(run, recipe_of(tmp_path, max_failed_share=0.1))
+    assert seal_completions(later).stats["failed"] == 1
 
 
 def test_a_shard_of_reopened_samples_is_not_taken_for_finished(run, tmp_path):
