@@ -78,7 +78,7 @@ def summary_of(view: RunView) -> JsonObject:
         "spent_usd": spend.spent_usd,
         "held_usd": spend.held_usd,
         "corpus": {split: as_mapping(corpus.stats.get(split)) or None for split in ("train", "validation")},
-        "corpus_digest": corpus.manifest.digest if corpus.manifest is not None and corpus.is_complete else None,
+        "corpus_digest": corpus.stats.get("corpus_digest"),
         "training_loss": training_loss(view),
         "acceptance_length": {"untrained": untrained, "trained": trained},
         "acceptance_length_untrained": untrained,

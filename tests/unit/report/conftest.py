@@ -170,6 +170,7 @@ class _Builder:
             "train": {"samples": 32, "tokens": 4000, "completion_tokens": 3000},
             "validation": {"samples": 6, "tokens": 700, "completion_tokens": 500},
             "left_out": {"too_long": 1},
+            "corpus_digest": "c0ffee" * 10,
         }
         self._seal(Stage.CORPUS, files, stats)
 

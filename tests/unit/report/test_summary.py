@@ -38,7 +38,7 @@ def test_figures_of_a_complete_run(make_run):
     assert summary["acceptance_length_untrained"] == 1.0
     assert summary["acceptance_by_position"] == [0.41, 0.15, 0.06]
     assert summary["training_loss"] == 2.125
-    assert summary["corpus_digest"] == run.sealed(Stage.CORPUS).digest
+    assert summary["corpus_digest"] == run.sealed(Stage.CORPUS).stats["corpus_digest"]
 
 
 def test_provider_shares_add_up(make_run):
