@@ -1,4 +1,4 @@
-"""A local Prefect server and worker in the project's own home: found, started, reused and stopped.
+"""A local Prefect server and workers in the project's own home: found, started, reused and stopped.
 
 A server named by `PREFECT_API_URL` always wins; it is only checked, never started or stopped.
 """
@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
@@ -21,9 +22,12 @@ from eagle3.artifacts import commit_json
 from eagle3.errors import ConfigurationError
 
 DEFAULT_PORT = 4200
+DEFAULT_REPORT_PORT = 4210
 START_TIMEOUT_S = 240.0
 """The first start creates the database, which takes half a minute on a busy machine."""
-POOL = "eagle3-cpu"
+POOLS: tuple[tuple[str, int | None], ...] = (("eagle3-io", None), ("eagle3-cpu", None), ("eagle3-gpu", 1))
+"""Work pools, and how many runs one worker of a pool takes at a time: a GPU serves one."""
+_HEALTH_TIMEOUT_S = 10.0
 
 
 def project_home() -> Path:
@@ -51,7 +55,7 @@ def ensure_server(home: Path | None = None) -> str:
     """
     configured = os.environ.get("PREFECT_API_URL")
     if configured:
-        _check_configured(configured)
+        check_server(configured)
         return configured.removesuffix("/api")
     home = home or project_home()
     server = running_server(home) or _start_server(home)
@@ -69,25 +73,50 @@ def running_server(home: Path) -> LocalServer | None:
     return server if _is_alive(server.pid) and _answers(server.url) else None
 
 
-def start_worker(home: Path) -> int:
-    """Start a worker for the project's pool against the server in the environment; returns its process id."""
-    log = (home / "worker.log").open("ab")
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
-    process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
-    commit_json(home / "worker.json", {"pid": process.pid})
-    return process.pid
+def start_workers(home: Path) -> list[int]:
+    """Start a worker for each pool, and the page that serves reports; returns the process ids.
+
+    Workers that run already are left alone.
+    """
+    record = home / "workers.json"
+    running: list[int] = json.loads(record.read_bytes())["pids"] if record.is_file() else []
+    if running and all(_is_alive(pid) for pid in running):
+        return running
+    for pid in running:
+        _stop(pid)
+    port, root = _free_port(DEFAULT_REPORT_PORT), Path.cwd()
+    os.environ["EAGLE3_REPORT_URL"], os.environ["EAGLE3_REPORT_ROOT"] = f"http://127.0.0.1:{port}", str(root)
+    commands = [["-m", "deployments.report_server", "--port", str(port), "--root", str(root)]]
+    for pool, limit in POOLS:
+        command = ["-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", f"{pool}-local"]
+        commands.append(command + (["--limit", str(limit)] if limit else []))
+    pids: list[int] = []
+    with (home / "worker.log").open("ab") as log:
+        for command in commands:
+            process = subprocess.Popen(
+                [sys.executable, *command],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            pids.append(process.pid)
+    commit_json(record, {"pids": pids})
+    return pids
 
 
 def stop_all(home: Path) -> list[str]:
-    """Stop the worker and the server recorded in `home`; returns what was stopped."""
+    """Stop the workers and the server recorded in `home`; returns what was stopped."""
     stopped: list[str] = []
-    for name in ("worker", "server"):
+    for name in ("workers", "server"):
         record = home / f"{name}.json"
         if not record.is_file():
             continue
-        pid = json.loads(record.read_bytes())["pid"]
-        if _is_alive(pid):
+        values = json.loads(record.read_bytes())
+        alive = [pid for pid in values.get("pids", [values.get("pid")]) if _is_alive(pid)]
+        for pid in alive:
             _stop(pid)
+        if alive:
             stopped.append(name)
         record.unlink()
     return stopped
@@ -96,7 +125,8 @@ def stop_all(home: Path) -> list[str]:
 def _start_server(home: Path) -> LocalServer:
     prefect_home = home / "prefect"
     prefect_home.mkdir(parents=True, exist_ok=True)
-    port = _free_port()
+    record = home / "server.json"
+    port = _free_port(_port_of(record) if record.is_file() else DEFAULT_PORT)
     url = f"http://127.0.0.1:{port}"
     log_path = home / "server.log"
     with log_path.open("ab") as log:
@@ -126,19 +156,48 @@ def _start_server(home: Path) -> LocalServer:
     )
 
 
-def _check_configured(api_url: str) -> None:
+def check_server(api_url: str) -> str:
+    """Return the version of a Prefect server after checking that this client can work with it.
+
+    Raises:
+        ConfigurationError: It cannot be reached, refuses the credentials, is no Prefect server, or has another version.
+    """
+    credentials = os.environ.get("PREFECT_API_AUTH_STRING", "")
+    user, _, password = credentials.partition(":")
+    auth = (user, password) if credentials else None
     try:
-        response = httpx.get(f"{api_url}/health", timeout=10)
+        response = httpx.get(f"{api_url.rstrip('/')}/admin/version", timeout=_HEALTH_TIMEOUT_S, auth=auth)
     except httpx.HTTPError as exc:
         raise ConfigurationError(
             f"the Prefect server named by PREFECT_API_URL ({api_url}) cannot be reached: {type(exc).__name__}. "
             "Start it, correct the address, or unset PREFECT_API_URL to use a local server."
         ) from exc
-    if not response.is_success:
+    if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        found = "is set but was refused" if credentials else "is not set"
         raise ConfigurationError(
-            f"the Prefect server named by PREFECT_API_URL ({api_url}) answers {response.status_code}, expected 200. "
-            "Check the address (it ends in /api) and the credentials."
+            f"the Prefect server named by PREFECT_API_URL ({api_url}) asks for credentials, and "
+            f"PREFECT_API_AUTH_STRING {found}. Set it to the server's PREFECT_SERVER_API_AUTH_STRING (user:password)."
         )
+    found_version = _version_in(response)
+    if found_version is None:
+        raise ConfigurationError(
+            f"what PREFECT_API_URL names ({api_url}) is no Prefect API: it answers {response.status_code}. "
+            "The address ends in /api."
+        )
+    if found_version != version("prefect"):
+        raise ConfigurationError(
+            f"the Prefect server named by PREFECT_API_URL ({api_url}) is version {found_version}, this client is "
+            f"{version('prefect')}. Both must be the same: install that version on one of the two sides."
+        )
+    return found_version
+
+
+def _version_in(response: httpx.Response) -> str | None:
+    try:
+        found: object = response.json() if response.is_success else None
+    except ValueError:
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _answers(url: str) -> bool:
@@ -169,8 +228,13 @@ def _stop(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _free_port() -> int:
-    for port in (DEFAULT_PORT, 0):
+def _port_of(record: Path) -> int:
+    """Return the port of the last server: workers that outlived it look for it there."""
+    return int(json.loads(record.read_bytes())["url"].rpartition(":")[2])
+
+
+def _free_port(preferred: int = DEFAULT_PORT) -> int:
+    for port in (preferred, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

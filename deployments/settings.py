@@ -1,5 +1,7 @@
 """The Prefect settings we ship, and why. docs/operations.md explains them for people who run their own server."""
 
+import secrets
+from base64 import urlsafe_b64encode
 from pathlib import Path
 
 
@@ -18,9 +20,21 @@ def server_settings(home: Path, url: str) -> dict[str, str]:
         # Without these any web page the user opens could start flow runs.
         "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": url,
+        # Otherwise the key that encrypts secrets lies in the database beside them.
+        "PREFECT_SERVER_ENCRYPTION_KEY": _encryption_key(home),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
     }
+
+
+def _encryption_key(home: Path) -> str:
+    """Return the key for block secrets, kept in a file that only its owner reads; made at the first start."""
+    path = home / "encryption.key"
+    if not path.is_file():
+        home.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.write_text(urlsafe_b64encode(secrets.token_bytes(32)).decode(), encoding="ascii")
+    return path.read_text(encoding="ascii")
 
 
 def client_settings(home: Path, url: str) -> dict[str, str]:
@@ -33,6 +47,8 @@ def client_settings(home: Path, url: str) -> dict[str, str]:
         "PREFECT_LOCAL_STORAGE_PATH": str(home / "results"),
         # Zombie detection needs a heartbeat; 30 s is the smallest allowed period.
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+        # The server may restart for a minute or two.
+        "PREFECT_CLIENT_MAX_RETRIES": "12",
         "PREFECT_CLI_PROMPT": "false",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",

@@ -21,8 +21,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from eagle3.drift import Origin, drift_message
 from eagle3.errors import (
     ArtifactError,
+    ConfigurationError,
     CorruptShardError,
     RunLockedError,
     StageDriftError,
@@ -166,6 +168,38 @@ def commit_bytes(path: Path, data: bytes) -> None:
 def commit_json(path: Path, value: object) -> None:
     """Write `value` as indented JSON, atomically."""
     commit_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n").encode())
+
+
+def check_file_system(directory: Path) -> None:
+    """Make sure a folder keeps the promises that runs need: exclusive locks that exclude, and renames that replace.
+
+    Raises:
+        ConfigurationError: It does not; the message says which.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".check", dir=directory) as place:
+        lock, new = Path(place) / "lock", Path(place) / "new"
+        with lock.open("w") as first, lock.open("w") as second:
+            try:
+                fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as exc:
+                raise ConfigurationError(
+                    f"folder {directory.name!r} offers no file locks ({exc.strerror}): two runs could write into one "
+                    "directory. Put runs on a local disk, or on NFS 4 or another file system with locks."
+                ) from exc
+            try:
+                fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                pass
+            else:
+                raise ConfigurationError(
+                    f"folder {directory.name!r} grants the same lock twice: two runs could write into one directory. "
+                    "Put runs on a local disk, or mount the shared one without 'nolock'."
+                )
+        commit_bytes(new, b"1")
+        commit_bytes(new, b"2")
+        if new.read_bytes() != b"2":
+            raise ConfigurationError(f"folder {directory.name!r} shows an old file after a rename. Put runs elsewhere.")
 
 
 class OpenStage:
@@ -416,28 +450,11 @@ class RunDirectory:
         temporary.replace(link)
 
 
-def differing_fields(expected: Mapping[str, Any], found: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Describe where two JSON objects differ, one line a field, with its dotted path."""
-    lines: list[str] = []
-    for key in sorted(set(expected) | set(found)):
-        wanted, have = expected.get(key), found.get(key)
-        if isinstance(wanted, dict) and isinstance(have, dict):
-            lines.extend(differing_fields(wanted, have, f"{prefix}{key}."))  # pyright: ignore[reportUnknownArgumentType] - JSON
-        elif wanted != have:
-            lines.append(f"{prefix}{key}: the recipe says {wanted!r}, the run was made with {have!r}")
-    return lines
-
-
 def _drift_message(stage: OpenStage, found: StageManifest) -> str:
-    lines = differing_fields(stage.identity, found.identity)
-    lines += differing_fields(stage.inputs, dict(found.inputs), "inputs.")
-    shown = "\n  ".join(lines[:5]) or f"schema version {SCHEMA_VERSION}, the run was made with {found.schema_version}"
-    more = f"\n  … and {len(lines) - 5} more" if len(lines) > 5 else ""
     if stage.stage in (Stage.PROMPTS, Stage.COMPLETIONS):
         redo = "delete the folder by hand if you accept to pay for its answers again"
     else:
         redo = f"run again with '--redo {stage.stage.command}' to make this stage and all later ones anew"
-    return (
-        f"stage {stage.stage.value!r} was sealed from other settings:\n  {shown}{more}\nWays on: restore the recipe; "
-        f"or {redo}; or give the recipe another name to start a fresh run."
-    )
+    wanted = Origin(identity=stage.identity, inputs=stage.inputs, schema_version=SCHEMA_VERSION)
+    sealed = Origin(identity=found.identity, inputs=found.inputs, schema_version=found.schema_version)
+    return drift_message(stage.stage.value, wanted, sealed, redo)

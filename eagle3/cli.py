@@ -3,8 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,9 @@ from rich.console import Console
 
 from eagle3 import __version__
 from eagle3.artifacts import RunDirectory, Stage
-from eagle3.errors import ConfigurationError, Eagle3Error
+from eagle3.commands import generation, operations, preflight, tokens
+from eagle3.commands.reporting import notes, reported
+from eagle3.errors import ConfigurationError
 from eagle3.recipe import Recipe, load_recipe
 from eagle3.stages import ORDER, from_stage_on, run_stage
 
@@ -24,7 +25,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-notes = Console(stderr=True)
 
 DEMO_RECIPE = Path(__file__).parent.parent / "deployments" / "recipes" / "tiny_cpu.yaml"
 
@@ -40,20 +40,6 @@ StageOption = Annotated[
 RedoOption = Annotated[
     str | None, typer.Option("--redo", metavar="STAGE", help="Make this stage and all later ones anew.")
 ]
-
-
-@contextmanager
-def reported() -> Generator[None]:
-    """Turn errors into a message and the exit code their class names."""
-    try:
-        yield
-    except Eagle3Error as exc:
-        notes.print(f"[bold red]{type(exc).__name__}[/]: ", end="", highlight=False)
-        notes.print(str(exc), markup=False, highlight=False)
-        raise typer.Exit(exc.exit_code) from exc
-    except KeyboardInterrupt as exc:
-        notes.print("stopped. Everything finished is kept; run the same command to continue.")
-        raise typer.Exit(3) from exc
 
 
 def _home() -> Path:
@@ -80,9 +66,15 @@ def run(
     with reported():
         _check_stage_name(until, "--until")
         _check_stage_name(redo, "--redo")
+        if redo in {Stage.PROMPTS.command, Stage.COMPLETIONS.command}:
+            raise ConfigurationError(
+                f"--redo {redo} would throw away answers that were paid for. Start a run under another name instead."
+            )
         checked = load_recipe(recipe, overrides or ())
         result, error = _run_flow(recipe, overrides or [], run_root, until, redo)
-        _show_summary(RunDirectory(run_root / checked.run_name), result, as_json=as_json)
+        directory = RunDirectory(run_root / checked.run_name)
+        if error is None or directory.path.is_dir():  # else the error came before anything was written
+            _show_summary(directory, result, as_json=as_json)
         if error is not None:
             raise error
 
@@ -96,8 +88,8 @@ def _run_flow(
     with notes.status("looking for a Prefect server (the first start takes half a minute)"):
         url = ensure_server(_home())
     notes.print(f"Prefect UI: {url}", highlight=False)
-    # The terminal shows bars and the summary; the flow's own log lines go to the server.
-    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "ERROR")
+    # The terminal shows bars, the summary and at the end the error; log lines and tracebacks go to the server.
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     from eagle3.terminal import TerminalProgress
     from flows.pipeline import pipeline
     from tasks.progress import listening
@@ -108,8 +100,8 @@ def _run_flow(
             overrides=overrides,
             run_root=str(run_root),
             home=str(_home()),
-            until=until,
-            redo=redo,
+            until=until or "export",  # pyright: ignore[reportArgumentType] - checked by the caller
+            redo=redo or "nothing",  # pyright: ignore[reportArgumentType] - checked by the caller
             return_state=True,
         )
     outcome = state.result(raise_on_failure=False)
@@ -206,41 +198,6 @@ def simulate(context: typer.Context) -> None:
     raise typer.Exit(simulator(context.args))
 
 
-@app.command()
-def up() -> None:
-    """Start a local Prefect server and worker with our settings, and register the deployments."""
-    with reported():
-        from deployments.register import register
-        from deployments.server import ensure_server, start_worker
-
-        with notes.status("starting the Prefect server"):
-            url = ensure_server(_home())
-        register(notes.print)
-        start_worker(_home())
-        sys.stdout.write(f"{url}\n")
-
-
-@app.command()
-def down() -> None:
-    """Stop the local Prefect server and worker."""
-    with reported():
-        from deployments.server import stop_all
-
-        stopped = stop_all(_home())
-        sys.stdout.write(f"stopped: {', '.join(stopped) or 'nothing was running'}\n")
-
-
-@app.command()
-def deploy() -> None:
-    """Register the work pool and the deployments of prefect.yaml with the configured Prefect server."""
-    with reported():
-        from deployments.register import register
-        from deployments.server import ensure_server
-
-        ensure_server(_home())
-        register(notes.print)
-
-
 def _prepare(recipe: Path, overrides: list[str] | None, run_root: Path) -> tuple[Recipe, RunDirectory, Path]:
     from eagle3.target import prepare_target
 
@@ -260,6 +217,7 @@ def _stage_command(stage: Stage) -> Callable[..., None]:
     ) -> None:
         with reported():
             from eagle3.progress_log import ProgressLog
+            from eagle3.report import is_data_shard
             from eagle3.terminal import TerminalProgress
 
             checked, directory, target = _prepare(recipe, overrides, run_root)
@@ -278,15 +236,23 @@ def _stage_command(stage: Stage) -> Callable[..., None]:
                     json.dumps({"stage": stage.value, "digest": manifest.digest, "stats": manifest.stats}) + "\n"
                 )
             else:
-                samples = sum(shard.num_samples for shard in manifest.shards)
-                sys.stdout.write(f"{stage.value}: {samples} samples, digest {manifest.digest[:12]}\n")
+                samples = sum(shard.num_samples for shard in manifest.shards if is_data_shard(shard.path))
+                counted = f"{samples} samples, " if samples else ""
+                sys.stdout.write(f"{stage.value}: {counted}digest {manifest.digest[:12]}\n")
 
     command.__doc__ = f"Make stage {stage.value} of a run, without a Prefect server."
     return command
 
 
+for _operation in (operations.up, operations.down, operations.deploy, operations.doctor):
+    app.command()(_operation)
+app.command()(preflight.preflight)
+app.command()(tokens.reconstruct_file)
+app.add_typer(tokens.grammar_app)
+app.command()(generation.import_answers)
 for _stage in ORDER:
-    app.command(name=_stage.command)(_stage_command(_stage))
+    _command = _stage_command(_stage)
+    app.command(name=_stage.command)(generation.generate_command(_command) if _stage is Stage.COMPLETIONS else _command)
 
 
 def _print_version(value: bool) -> None:  # noqa: FBT001 - the signature typer calls
@@ -310,4 +276,6 @@ def main() -> None:
     # Idle OpenMP threads that spin take the core from their neighbours: on shared cores that costs several times the
     # CPU time of the work itself. Source: tests/bench/bench_extraction.py.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Libraries draw bars of their own across ours.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     app()

@@ -4,6 +4,7 @@
     ├── ConfigurationError          the set-up or the recipe is wrong; nothing was written         (exit 2)
     │   ├── RecipeError             a recipe field is missing, unknown or out of bounds
     │   ├── MissingExtraError       an optional dependency is not installed
+    │   ├── PreflightError          a check before the run failed; nothing was spent
     │   ├── CredentialsError        no API key where the recipe says it is, or it was refused
     │   └── TargetError             target weights or tokenizer missing, damaged or unusable
     ├── InputError                  a prompt or answer file cannot be used as it is                (exit 2)
@@ -58,6 +59,10 @@ class RecipeError(ConfigurationError):
 
 class MissingExtraError(ConfigurationError):
     """An optional dependency is not installed."""
+
+
+class PreflightError(ConfigurationError):
+    """A check before the run failed; nothing was spent."""
 
 
 class CredentialsError(ConfigurationError):

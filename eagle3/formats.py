@@ -5,15 +5,17 @@ except in its `read_…` and `write_…` functions, which work on a path they ar
 """
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from eagle3.columns import column
 from eagle3.errors import CorruptShardError
 from eagle3.records import (
     Completion,
@@ -29,7 +31,7 @@ from eagle3.records import (
 )
 
 ROW_GROUP_SAMPLES = 256
-"""Small enough for random access under 10 ms, large enough to compress. Source: tests/bench/bench_parquet.py."""
+"""Small enough that one sample is read without reading thousands, large enough to compress."""
 
 
 def _field(name: str, kind: pa.DataType, doc: str, *, nullable: bool = False) -> pa.Field:
@@ -117,10 +119,41 @@ CORPUS = _schema(
 )
 """5-corpus/{train,validation}/shard-*.parquet: shuffled rows; row order is that of the hidden states."""
 
+_FINDINGS = pa.list_(
+    pa.field(
+        "item",
+        pa.struct([pa.field(name, pa.string(), nullable=False) for name in ("rule", "severity", "detail")]),
+        nullable=False,
+    )
+)
+
+FILE_SAMPLES = _schema(
+    "eagle3.file_samples",
+    1,
+    [
+        _field("line", pa.int32(), "Line of the reply file, from 1; blank lines are counted and have no row."),
+        _field("provider", pa.string(), "Who answered; `unknown` when neither line nor reply says."),
+        _field("model", pa.string(), "Model asked for; `unknown` when the line does not say."),
+        _field("grammar", pa.string(), "Response grammar the line was read by."),
+        _field("mode", pa.string(), "Mode of the grammar; empty for a line that could not be read."),
+        _field("finish_reason", pa.string(), "As in the reply; `missing` when it has none."),
+        _field("input_ids", _IDS, "Prompt and completion ids, length T; empty for a line that could not be read."),
+        _field("num_prompt_tokens", pa.int32(), "The first ids that are prompt; 0 when it could not be rendered."),
+        _field("segments", _SEGMENTS, "What each stretch is; the stretches tile [0, T)."),
+        _field("billed_prompt_tokens", pa.int32(), "As billed.", nullable=True),
+        _field("billed_completion_tokens", pa.int32(), "As billed.", nullable=True),
+        _field("delta", pa.int32(), "Rebuilt minus billed completion tokens under the profile.", nullable=True),
+        _field("exactness", pa.string(), "How surely the ids are the model's own; `mismatch` when there are none."),
+        _field("findings", _FINDINGS, "What was noticed on this line."),
+    ],
+)
+"""Output of `eagle3 reconstruct-file`: one row per line of the reply file, in order."""
+
 SCHEMAS: Mapping[str, pa.Schema] = {
     "2-completions/<dataset>/shard-*.parquet": COMPLETIONS,
     "3-token-samples/<dataset>/shard-*.parquet": TOKEN_SAMPLES,
     "5-corpus/{train,validation}/shard-*.parquet": CORPUS,
+    "OUT.parquet of eagle3 reconstruct-file": FILE_SAMPLES,
 }
 
 HIDDEN_STATES_KEY = "hidden_states"
@@ -136,18 +169,31 @@ def hidden_states_name(row: int) -> str:
     return f"hs_{row}.safetensors"
 
 
-def write_rows(path: Path, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
-    """Write rows as Parquet: plain ids under zstd, page checksums, equal bytes for equal rows."""
-    write_table(path, pa.Table.from_pylist([dict(row) for row in rows], schema=schema))
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> None:
+    """Write rows as Parquet: plain ids under zstd, page checksums, equal bytes for equal rows.
+
+    Only one row group is in memory at a time, when `rows` is an iterator.
+    """
+    with _writer(path, schema) as writer:
+        remaining = iter(rows)
+        while group := list(itertools.islice(remaining, ROW_GROUP_SAMPLES)):
+            arrays = [column([row.get(field.name) for row in group], field.type) for field in schema]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+            del group, arrays
+    pa.default_memory_pool().release_unused()  # Arrow would keep the largest group's memory for good
 
 
 def write_table(path: Path, table: pa.Table) -> None:
     """Write a table of one of the schemas above as `write_rows` does."""
-    strings = [entry.name for entry in table.schema if pa.types.is_string(entry.type)]
-    pq.write_table(
-        table,
+    with _writer(path, table.schema) as writer:
+        writer.write_table(table, row_group_size=ROW_GROUP_SAMPLES)
+
+
+def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    strings = [entry.name for entry in schema if pa.types.is_string(entry.type)]
+    return pq.ParquetWriter(
         path,
-        row_group_size=ROW_GROUP_SAMPLES,
+        schema,
         compression="zstd",
         compression_level=3,
         use_dictionary=cast("Any", strings),
@@ -202,13 +248,13 @@ def prompt_to_json(record: PromptRecord) -> JsonObject:
 
 
 def prompt_from_json(values: Mapping[str, Any]) -> PromptRecord:
-    """Return the prompt of a JSON object made by `prompt_to_json`.
+    """Return the prompt of a JSON object made by `prompt_to_json`, with or without `num_prompt_tokens` beside it.
 
     Raises:
         CorruptShardError: Keys are missing or unknown.
     """
     try:
-        record = PromptRecord(**values)
+        record = PromptRecord(**{name: value for name, value in values.items() if name != "num_prompt_tokens"})
     except TypeError as exc:
         message = f"a prompt record has keys {sorted(values)}: {exc}. Redo the prompts stage."
         raise CorruptShardError(message) from exc
@@ -318,9 +364,8 @@ def corpus_loss_mask(row: Mapping[str, Any]) -> list[bool]:
     return loss_mask(corpus_row_to_sample(row))
 
 
-def document(flavour: Literal["markdown"] = "markdown") -> str:
+def document() -> str:
     """Return the format documentation, generated from the schemas above."""
-    del flavour
     lines = [
         "# File formats",
         "",

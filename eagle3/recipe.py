@@ -6,51 +6,47 @@ budget or changing concurrency resumes a run instead of starting another.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from eagle3.errors import RecipeError
-from eagle3.records import JsonObject, canonical_json, sha256_text
+from eagle3.recipe_base import OPERATIONAL, Section
+from eagle3.recipe_providers import OpenAICompatible, OpenRouter, Provider, Routing, SGLang, Simulator
+from eagle3.records import canonical_json, sha256_text
 
-
-@dataclass(frozen=True, slots=True)
-class Operational:
-    """Marks a field that does not shape the bytes a run produces."""
-
-
-OPERATIONAL = Operational()
-
-
-class Section(BaseModel):
-    """Base of all recipe sections."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
-
-    def identity(self) -> JsonObject:
-        """Return the values that shape bytes, as JSON: everything not marked operational."""
-        result: JsonObject = {}
-        for name, field in type(self).model_fields.items():
-            if OPERATIONAL in field.metadata:
-                continue
-            result[name] = _identity_of(getattr(self, name))
-        return result
-
-
-def _identity_of(value: object) -> object:
-    if isinstance(value, Section):
-        return value.identity()
-    if isinstance(value, Mapping):
-        return {str(key): _identity_of(item) for key, item in cast("Mapping[object, object]", value).items()}
-    if isinstance(value, (list, tuple)):
-        return [_identity_of(item) for item in cast("Sequence[object]", value)]
-    if isinstance(value, Decimal):
-        return str(value)
-    return value
+__all__ = [
+    "OPERATIONAL",
+    "Audit",
+    "Corpus",
+    "Dataset",
+    "Evaluation",
+    "Export",
+    "Generation",
+    "GgufPackage",
+    "HiddenStates",
+    "HuggingFaceDirectory",
+    "OpenAICompatible",
+    "OpenRouter",
+    "Prompts",
+    "Provider",
+    "Reasoning",
+    "Recipe",
+    "Reconstruction",
+    "Routing",
+    "SGLang",
+    "Sampling",
+    "Section",
+    "Simulator",
+    "Target",
+    "Training",
+    "Weights",
+    "load_recipe",
+    "recipe_from_mapping",
+]
 
 
 class HuggingFaceDirectory(Section):
@@ -89,6 +85,22 @@ class Target(Section):
     """Extra variables for the chat template, for example `thinking: true`."""
 
 
+class Reasoning(Section):
+    """How much the model thinks, in OpenRouter's `reasoning` object. What it thinks is always returned."""
+
+    enabled: bool | None = None
+    """True or false switches thinking on or off, for models that answer in both modes; unset leaves it to the model."""
+    effort: Literal["max", "xhigh", "high", "medium", "low", "minimal", "none"] | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Longest thinking. Not together with `effort`."""
+
+    @model_validator(mode="after")
+    def _one_measure(self) -> Self:
+        if self.effort is not None and self.max_tokens is not None:
+            raise ValueError("give either `effort` or `max_tokens`: the service refuses both together")
+        return self
+
+
 class Sampling(Section):
     """How answers are sampled."""
 
@@ -98,6 +110,8 @@ class Sampling(Section):
     """Longest answer. It bounds what a request can cost: the budget guard reserves this many tokens."""
     seed: int | None = None
     """Sent to the provider when set."""
+    reasoning: Reasoning | None = None
+    """Sent to OpenRouter when set. Servers of one's own take `target.template_options` instead."""
 
 
 class Dataset(Section):
@@ -111,6 +125,10 @@ class Dataset(Section):
     """Take only the first so many prompts."""
     replicas: int = Field(default=1, ge=1, le=64)
     """Answers per prompt."""
+    max_completion_tokens: Annotated[int | None, OPERATIONAL] = Field(default=None, ge=1)
+    """Ask for no more answers of this dataset once they hold so many tokens, imported ones counted. Requests under way
+    count with the mean length so far, so it is passed by a few answers at most when lengths are known. Raise it, then
+    run `eagle3 generate --reopen` to buy more."""
     sampling: Sampling = Sampling()
 
 
@@ -133,65 +151,6 @@ class Prompts(Section):
         return self
 
 
-class Routing(Section):
-    """Which endpoints of OpenRouter may answer."""
-
-    quantizations: tuple[str, ...] = ("int4", "int8", "fp8", "fp16", "bf16", "fp32")
-    """Allowed precisions. `unknown` must be named to be allowed; formats that differ from the served weights (fp4,
-    nvfp4, mxfp4, fp6) teach the draft another model's habits."""
-    only: tuple[str, ...] = ()
-    """Provider slugs to use exclusively; empty means all that pass the other filters."""
-    ignore: tuple[str, ...] = ()
-    """Provider slugs never to use."""
-    max_prompt_price_usd_per_mtok: Decimal | None = Field(default=None, gt=0)
-    max_completion_price_usd_per_mtok: Decimal | None = Field(default=None, gt=0)
-    sort: Literal["price", "throughput", "latency", "balanced"] = "balanced"
-    """`balanced` lets the router spread requests; the others send everything to one endpoint first."""
-
-
-class OpenRouter(Section):
-    """Answers from OpenRouter."""
-
-    kind: Literal["openrouter"] = "openrouter"
-    base_url: Annotated[str, OPERATIONAL] = "https://openrouter.ai/api/v1"
-    api_key_env: Annotated[str, OPERATIONAL] = "OPENROUTER_API_KEY"
-    """Name of the environment variable that holds the key; the key itself never appears in a recipe."""
-    model: str
-    """Model slug, for example `moonshotai/kimi-k2.5`."""
-    routing: Routing = Routing()
-    response_cache: Annotated[bool, OPERATIONAL] = True
-    """Ask OpenRouter to keep replies for a day, so that a reply lost on the way is not paid for twice."""
-
-
-class Simulator(Section):
-    """Answers from the OpenRouter look-alike, started for this run on this machine: rehearsals cost nothing."""
-
-    kind: Literal["simulator"] = "simulator"
-    model: str
-    scenario: Annotated[Path, OPERATIONAL]
-    """Providers, prices, habits and faults. Relative to the recipe file."""
-    answers: Annotated[tuple[Path, ...], OPERATIONAL]
-    """Recorded answers to serve. Relative to the recipe file."""
-    routing: Routing = Routing()
-    response_cache: Annotated[bool, OPERATIONAL] = True
-
-
-class OpenAICompatible(Section):
-    """Answers from a server that speaks the OpenAI protocol: SGLang, vLLM and others."""
-
-    kind: Literal["openai"] = "openai"
-    base_url: Annotated[str, OPERATIONAL]
-    api_key_env: Annotated[str | None, OPERATIONAL] = None
-    model: str
-    return_token_ids: bool = True
-    """Ask for native ids (SGLang and vLLM give them)."""
-    prompt_price_usd_per_mtok: Annotated[Decimal, OPERATIONAL] = Decimal(0)
-    completion_price_usd_per_mtok: Annotated[Decimal, OPERATIONAL] = Decimal(0)
-
-
-Provider: TypeAlias = Annotated[OpenRouter | Simulator | OpenAICompatible, Field(discriminator="kind")]
-
-
 class Generation(Section):
     """How answers are bought."""
 
@@ -204,6 +163,10 @@ class Generation(Section):
     """Tries per sample; refusals by rate limit do not count."""
     min_tokens_per_s: Annotated[float, OPERATIONAL] = Field(default=15.0, gt=0)
     """Slowest provider worth waiting for; the total deadline of a request is 60 s + max_tokens / this."""
+    preflight_probes: Annotated[bool, OPERATIONAL] = False
+    """Ask every eligible endpoint about ten short questions before the first answer is bought, for at most a cent each:
+    they settle what it does to texts and bills. Worth its cents for hosted providers; not for servers of one's own,
+    which give native ids, and of no use for a rehearsal without `target`."""
     stop_grace_s: Annotated[float, OPERATIONAL] = Field(default=30.0, ge=0)
     """How long a stop waits for answers already paid for."""
     max_failed_share: Annotated[float, OPERATIONAL] = Field(default=0.02, ge=0, le=1)
@@ -230,6 +193,12 @@ class Audit(Section):
     """Of one provider's samples; a share of count mismatches that is surely above it is critical even when they are
     scattered. Small models at high temperature need more: they often spell words in unusual tokens."""
     stop_on_critical: bool = True
+    while_generating: Annotated[bool, OPERATIONAL] = True
+    """Look at answers while others are still bought, and stop buying when a provider changes its habits, the model id
+    changes, or the counts of a provider disagree as a rule. Needs `stop_on_critical`."""
+    max_at_risk_usd: Annotated[Decimal, OPERATIONAL] = Field(default=Decimal(25), gt=0)
+    """Most dollars in answers that were not looked at yet and in requests under way, those at their dearest. It bounds
+    what a provider that goes wrong can cost; a small value also holds requests back."""
 
 
 class Corpus(Section):
@@ -244,7 +213,8 @@ class Corpus(Section):
     ] = "count_ambiguous"
     """Weakest grade that is kept."""
     validation_samples: int = Field(default=64, ge=1)
-    """Samples held out from training, for validation and acceptance; drawn per dataset in proportion."""
+    """Samples held out from training, for validation and acceptance; drawn per dataset in proportion. Never more than
+    half of the corpus."""
     shard_samples: int = Field(default=1024, ge=1)
 
 
@@ -339,6 +309,16 @@ class Recipe(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _reasoning_is_understood(self) -> Self:
+        asking = [dataset.name for dataset in self.prompts.datasets if dataset.sampling.reasoning is not None]
+        if asking and isinstance(self.generation.provider, (OpenAICompatible, SGLang)):
+            raise ValueError(
+                f"sampling.reasoning of {asking[:5]} is OpenRouter's; a provider of kind "
+                f"{self.generation.provider.kind!r} takes target.template_options instead"
+            )
+        return self
+
     def located_in(self, directory: Path) -> Self:
         """Say from which folder relative paths start; done once, right after validation."""
         self._directory = directory
@@ -358,11 +338,13 @@ class Recipe(Section):
         """sha256 over what decides the answers: target, prompts, provider. It names the run directory.
 
         Settings of later stages are not in it, so that changing them never buys the answers again; each of those
-        stages compares its own fingerprint.
+        stages compares its own fingerprint. For the same reason neither the grammar, which says how answers are read,
+        nor the target's name for people is in it.
         """
+        target = {key: value for key, value in self.target.identity().items() if key not in ("name", "grammar")}
         parts = {
             "name": self.name,
-            "target": self.target.identity(),
+            "target": target,
             "prompts": self.prompts.identity(),
             "generation": self.generation.identity(),
         }

@@ -7,8 +7,8 @@ the first learns the habits of each provider, the second rebuilds ids. The per-s
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -27,9 +27,13 @@ from eagle3.formats import (
     write_rows,
 )
 from eagle3.progress import Progress, ProgressEvent, no_progress
+from eagle3.providers.wire import parse_reply
 from eagle3.recipe import Recipe
 from eagle3.records import Completion, PromptRecord, SegmentKind
-from eagle3.tokens.profiles import ProviderProfile, fit_profile, read_profiles, write_profiles
+from eagle3.tokens.comparison import fit_providers
+from eagle3.tokens.ground_truth import Agreement, compare_with_truth
+from eagle3.tokens.probed import PROBES_NAME, Settled, read_settled
+from eagle3.tokens.profiles import ProviderProfile, read_profiles, write_profiles
 from eagle3.tokens.reconstruct import Reconstruction, reconstruct, unrebuilt
 from eagle3.tokens.rendering import PromptRenderer, open_renderer
 
@@ -39,8 +43,6 @@ FINDINGS_FOLDER = ".findings"
 """Findings of single shards, until the stage is sealed."""
 MAX_FIT_SAMPLES = 2000
 """Answers of one provider from which its habits are learned; more would not change what is learned."""
-
-_COLUMNS = [name for name in COMPLETIONS.names if name != "raw_body"]
 
 
 def reconstruct_completions(
@@ -99,16 +101,15 @@ def fit_profiles(recipe: Recipe, run: RunDirectory, target: Path, progress: Prog
             group.sort(key=lambda completion: completion.sample_id)
             del group[MAX_FIT_SAMPLES:]
         progress(ProgressEvent(stage="reconstruction", label="profiles", done=done, total=len(sources), unit="shards"))
-    profiles = [
-        fit_profile(
-            groups[key],
-            renderer.grammar,
-            renderer.tokenizer,
-            renderer.mode,
-            min_samples=recipe.reconstruction.min_profile_samples,
-        )
-        for key in sorted(groups)
-    ]
+    fitted = fit_providers(
+        groups,
+        renderer.grammar,
+        renderer.tokenizer,
+        renderer.mode,
+        min_samples=recipe.reconstruction.min_profile_samples,
+        probed=_probed(run),
+    )
+    profiles = [fitted[key] for key in sorted(fitted)]
     return stage.commit_shard(
         PROFILES_NAME,
         partial(write_profiles, profiles=profiles),
@@ -163,15 +164,18 @@ def _stats(
 ) -> dict[str, Any]:
     datasets: dict[str, Counter[str]] = {}
     exactness: Counter[str] = Counter()
+    truth: Counter[str] = Counter()
     for shard in shards:
         counts = datasets.setdefault(str(shard.stats["dataset"]), Counter())
         counts.update({name: shard.stats[name] for name in ("prompt_tokens", "completion_tokens", "masked_tokens")})
         counts["samples"] += shard.num_samples
         exactness.update(cast("Mapping[str, int]", shard.stats["exactness"]))
+        truth.update(cast("Mapping[str, int]", shard.stats.get("truth", {})))
     totals = sum(datasets.values(), Counter[str]())
     return {
         "samples": totals["samples"],
         "exactness": dict(sorted(exactness.items())),
+        "truth": dict(sorted(truth.items())),
         "prompt_tokens": totals["prompt_tokens"],
         "completion_tokens": totals["completion_tokens"],
         "masked_tokens": totals["masked_tokens"],
@@ -196,7 +200,8 @@ def _reconstruct_shard(
     if existing is not None and stage.existing_shard(_findings_name(shard.path)) is not None:
         return existing
     profiles = {(profile.provider, profile.model): profile for profile in read_profiles(stage.file(PROFILES_NAME))}
-    results = list(_rebuild(recipe, run, renderer, profiles, shard))
+    truth: Counter[str] = Counter()
+    results = list(_rebuild(recipe, run, renderer, profiles, shard, truth))
     findings = [asdict(finding) for result in results for finding in result.findings]
     stage.commit_shard(_findings_name(shard.path), partial(write_json_lines, rows=findings), num_samples=len(findings))
     samples = [result.sample for result in results]
@@ -219,6 +224,7 @@ def _reconstruct_shard(
             "completion_tokens": num_tokens - num_prompt,
             "masked_tokens": masked,
             "exactness": dict(sorted(Counter(sample.exactness.value for sample in samples).items())),
+            "truth": dict(sorted(truth.items())),
         },
     )
 
@@ -229,8 +235,12 @@ def _rebuild(
     renderer: PromptRenderer,
     profiles: Mapping[tuple[str, str], ProviderProfile],
     shard: ShardRef,
+    truth: Counter[str],
 ) -> Iterator[Reconstruction]:
-    """Yield one result per completion of a shard; one that cannot be rebuilt is a result too."""
+    """Yield one result per completion of a shard; one that cannot be rebuilt is a result too.
+
+    Answers with native ids are also rebuilt without them, and `truth` counts how the two compare.
+    """
     prompts = _prompts(run, shard)
     asked: PromptRecord | None = None
     prompt_ids: list[int] = []
@@ -246,17 +256,40 @@ def _rebuild(
                 prompt_ids = []
                 prompt_ids = renderer.render_ids(prompt.messages, prompt.tools)
                 asked = prompt
-            yield reconstruct(
+            rebuild = partial(
+                reconstruct,
                 completion,
                 prompt_ids,
                 renderer.grammar,
                 renderer.tokenizer,
                 profiles[completion.provider, completion.model],
                 mode=renderer.mode,
-                use_server_ids=recipe.reconstruction.use_server_ids,
+                tools_declared=bool(prompt.tools),
             )
+            result = rebuild(use_server_ids=recipe.reconstruction.use_server_ids)
+            if completion.completion_token_ids:
+                agreement = _agreement(rebuild)
+                if agreement is not None:
+                    truth[agreement.value] += 1
+            yield result
         except TokenError as exc:
             yield unrebuilt(completion, prompt_ids, str(exc))
+
+
+def _agreement(rebuild: Callable[..., Reconstruction]) -> Agreement | None:
+    """Return how ids rebuilt from text compare with native ones; None when the text cannot be laid out."""
+    try:
+        return compare_with_truth(rebuild(use_server_ids=False).sample, rebuild(use_server_ids=True).sample)
+    except TokenError:
+        return None
+
+
+def _probed(run: RunDirectory) -> Settled:
+    """Return what probes settled before the answers were bought."""
+    for shard in run.sealed(Stage.COMPLETIONS).shards:
+        if shard.path == PROBES_NAME:
+            return read_settled(verify_shard(run.stage_path(Stage.COMPLETIONS), shard))
+    return {}
 
 
 def _completion_shards(run: RunDirectory) -> list[ShardRef]:
@@ -264,10 +297,19 @@ def _completion_shards(run: RunDirectory) -> list[ShardRef]:
 
 
 def _completions(run: RunDirectory, shard: ShardRef) -> Iterator[Completion]:
-    """Yield the completions of a shard without their raw bodies, which nothing here reads."""
-    table = read_table(verify_shard(run.stage_path(Stage.COMPLETIONS), shard), COMPLETIONS, _COLUMNS)
+    """Yield the completions of a shard without their raw bodies, of which only logprobs are read."""
+    table = read_table(verify_shard(run.stage_path(Stage.COMPLETIONS), shard), COMPLETIONS)
     for row in cast("list[dict[str, Any]]", table.to_pylist()):
-        yield completion_from_row({**row, "raw_body": b""})
+        completion = completion_from_row({**row, "raw_body": b""})
+        yield replace(completion, token_bytes=_token_bytes(row["raw_body"]))
+
+
+def _token_bytes(raw_body: bytes) -> tuple[bytes, ...] | None:
+    """Return the bytes of the answered tokens; nearly all replies have none, and those are not parsed."""
+    if b'"bytes"' not in raw_body:
+        return None
+    answer = parse_reply(raw_body).answer
+    return answer.token_bytes if answer is not None else None
 
 
 def _prompts(run: RunDirectory, shard: ShardRef) -> dict[str, PromptRecord]:

@@ -57,6 +57,10 @@ class ToolCall:
     """Raw argument text; never parsed and dumped again."""
 
 
+IMPORTED_PROVIDER = "imported"
+"""Provider name of answers that were brought along instead of asked for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Token counts as billed, in the target's own tokenizer."""
@@ -103,6 +107,8 @@ class Completion:
     """True when the reply came out of the provider's response cache, free of charge."""
     raw_body: bytes
     """The reply exactly as received."""
+    token_bytes: Sequence[bytes] | None = None
+    """Bytes of every answered token when the reply has logprobs; not stored, read again from the raw body."""
 
 
 class FailureClass(StrEnum):

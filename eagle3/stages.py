@@ -18,7 +18,7 @@ ORDER: tuple[Stage, ...] = tuple(Stage)
 
 _DRIVERS: dict[Stage, tuple[str, str]] = {
     Stage.PROMPTS: ("eagle3.prompts", "prepare_prompts"),
-    Stage.COMPLETIONS: ("eagle3.generation", "generate"),
+    Stage.COMPLETIONS: ("eagle3.monitoring", "generate_guarded"),
     Stage.TOKEN_SAMPLES: ("eagle3.reconstruction", "reconstruct_completions"),
     Stage.AUDIT: ("eagle3.audit", "audit"),
     Stage.CORPUS: ("eagle3.corpus", "assemble_corpus"),

@@ -1,27 +1,29 @@
-"""One attempt at a run: lock, provenance, what it made, and how a pause is told to Prefect."""
+"""One attempt at a run: lock, provenance and what it made."""
 
+import json
 import platform
 import sys
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Failed, Paused
 
-from eagle3.artifacts import Stage, commit_bytes, commit_json, read_manifest
-from eagle3.errors import CreditsExhaustedError, PausedError, StoppedError
+from eagle3.artifacts import RunDirectory, Stage, commit_bytes, commit_json, read_manifest
+from eagle3.errors import PausedError, RunLockedError
 from eagle3.stages import from_stage_on, stage_of_command
+from tasks.credits import is_probed
 from tasks.job import Job
 
-PAUSE_TIMEOUT_S = 30 * 24 * 3600
-"""A run waits a month for a top-up before Prefect gives it up."""
+MADE_NAME = "made.json"
+LONGEST_PROBE_S = 600.0
+"""The credits watcher holds a run's lock while it asks one request for it."""
 
 
 class Made:
@@ -68,8 +70,8 @@ def attempt(job: Job, redo: str | None) -> Generator[Made]:
         RunLockedError: Another process works in the run directory.
     """
     recipe, run = job.recipe, job.run
-    with run.locked():
-        if redo is not None:
+    with _locked(run):
+        if redo is not None and not _was_begun(run):
             run.discard(from_stage_on(stage_of_command(redo)))
         commit_bytes(run.path / "recipe.yaml", Path(job.recipe_path).read_bytes())
         commit_json(run.path / "recipe.resolved.json", recipe.model_dump(mode="json"))
@@ -83,27 +85,53 @@ def attempt(job: Job, redo: str | None) -> Generator[Made]:
             paused = str(exc)
             raise
         finally:
-            commit_json(folder / "made.json", {**made.result(), "paused": paused})
+            commit_json(folder / MADE_NAME, {**made.result(), "paused": paused})
 
 
-def paused_state(error: PausedError) -> State[Any]:
-    """Return the state a flow run ends in when it stopped on purpose.
+@contextmanager
+def _locked(run: RunDirectory) -> Generator[None]:
+    """Hold the run directory; wait for the credits watcher, which leaves it soon, and for nobody else."""
+    deadline = time.monotonic() + LONGEST_PROBE_S
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(run.locked())
+                break
+            except RunLockedError:
+                if not is_probed(run) or time.monotonic() > deadline:
+                    raise
+                time.sleep(1)
+        yield
 
-    A run of a deployment waits as Paused without a process, and the Resume button or the credits watcher continues it.
-    A run that was started by hand ends as Failed under the same name; starting it again continues it.
-    """
-    name = "Stopped" if isinstance(error, StoppedError) else "BudgetReached"
-    if isinstance(error, CreditsExhaustedError):
-        name = "AwaitingCredits"
-    if flow_run.deployment_id and name == "AwaitingCredits":
-        key = f"credits-{flow_run.id}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
-        return Paused(name=name, message=str(error), reschedule=True, timeout_seconds=PAUSE_TIMEOUT_S, pause_key=key)
-    return Failed(name=name, message=str(error), data=error)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecord:
+    """One attempt as the run directory remembers it."""
+
+    flow_run_id: str | None
+    has_ended: bool
+    """False for one that works, and for one whose process died."""
+
+
+def attempts_of(run: RunDirectory) -> list[AttemptRecord]:
+    """Return the attempts at a run, oldest first."""
+    return [
+        AttemptRecord(
+            flow_run_id=json.loads(path.read_bytes()).get("flow_run_id"), has_ended=(path.parent / MADE_NAME).is_file()
+        )
+        for path in sorted((run.path / "attempts").glob("*/provenance.json"))
+    ]
+
+
+def _was_begun(run: RunDirectory) -> bool:
+    """Tell whether this flow run made an attempt already, so that a resumed run does not throw its own work away."""
+    return bool(flow_run.id) and any(one.flow_run_id == flow_run.id for one in attempts_of(run))
 
 
 def _provenance(job: Job) -> dict[str, Any]:
     packages = ("eagle3-pipeline", "prefect", "httpx", "pyarrow", "tokenizers", "torch", "transformers", "speculators")
     return {
+        "flow_run_id": flow_run.id,
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "run_fingerprint": job.recipe.run_fingerprint,
         "overrides": list(job.overrides),

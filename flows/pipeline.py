@@ -1,15 +1,22 @@
 """The whole story: from a recipe to a draft model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
+from prefect.runtime import deployment, flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from eagle3.artifacts import Stage
-from eagle3.errors import PausedError
-from flows.attempt import attempt, paused_state
+from eagle3.errors import AuditFailedError, PausedError
+from eagle3.preflight import require_environment
+from eagle3.stages import ORDER
+from flows.attempt import attempt
+from flows.form import BudgetUsd, Overrides, RedoName, StageName
+from flows.pauses import failed_audit_state, granted_budget_usd, stopped_state
 from tasks.audit import audit_samples
 from tasks.caching import fresh
 from tasks.completions import generate_completions
@@ -17,23 +24,24 @@ from tasks.corpus import assemble_corpus
 from tasks.drafter import evaluate_draft, export_draft, train_draft
 from tasks.hidden_states import extract_hidden_states
 from tasks.job import Job, StageRef
+from tasks.key_block import key_in_environment
 from tasks.prompts import prepare_prompts, prepare_target_model
 from tasks.report import publish_report
 from tasks.token_samples import reconstruct_token_samples
 
 Step = Callable[[Job, str, StageRef], StageRef]
 
-STEPS: tuple[tuple[Stage, Step], ...] = (
-    (Stage.PROMPTS, lambda job, target, _: fresh(prepare_prompts, job, target)),
-    (Stage.COMPLETIONS, generate_completions),
-    (Stage.TOKEN_SAMPLES, lambda *given: fresh(reconstruct_token_samples, *given)),
-    (Stage.AUDIT, lambda *given: fresh(audit_samples, *given)),
-    (Stage.CORPUS, lambda *given: fresh(assemble_corpus, *given)),
-    (Stage.HIDDEN_STATES, lambda *given: fresh(extract_hidden_states, *given)),
-    (Stage.DRAFT, lambda *given: fresh(train_draft, *given)),
-    (Stage.EVALUATION, lambda *given: fresh(evaluate_draft, *given)),
-    (Stage.EXPORT, lambda *given: fresh(export_draft, *given)),
-)
+STEPS: dict[Stage, Step] = {
+    Stage.PROMPTS: lambda job, target, _: fresh(prepare_prompts, job, target),
+    Stage.COMPLETIONS: generate_completions,
+    Stage.TOKEN_SAMPLES: lambda *given: fresh(reconstruct_token_samples, *given),
+    Stage.AUDIT: lambda *given: fresh(audit_samples, *given),
+    Stage.CORPUS: lambda *given: fresh(assemble_corpus, *given),
+    Stage.HIDDEN_STATES: lambda *given: fresh(extract_hidden_states, *given),
+    Stage.DRAFT: lambda *given: fresh(train_draft, *given),
+    Stage.EVALUATION: lambda *given: fresh(evaluate_draft, *given),
+    Stage.EXPORT: lambda *given: fresh(export_draft, *given),
+}
 """Every stage in order; each gets the reference of the one before it."""
 
 SHARD_TASKS: Any = ThreadPoolTaskRunner(max_workers=12)
@@ -42,37 +50,95 @@ SHARD_TASKS: Any = ThreadPoolTaskRunner(max_workers=12)
 NOTHING_YET = StageRef(stage="", digest="", num_samples=0, stats={})
 
 
-@flow(name="pipeline", flow_run_name="{recipe}", task_runner=SHARD_TASKS)
+def run_name() -> str:
+    """Return what a flow run is called in the UI: its recipe, and its part of the road when it is only a part."""
+    name = Path(str(flow_run.parameters["recipe"])).stem
+    return name if flow_run.flow_name == "pipeline" else f"{flow_run.flow_name} {name}"
+
+
+@flow(name="pipeline", flow_run_name=run_name, task_runner=SHARD_TASKS)
 def pipeline(
     recipe: str,
-    overrides: list[str] | None = None,
+    until: StageName = "export",
+    redo: RedoName = "nothing",
+    budget_usd: BudgetUsd = None,
+    overrides: Overrides = [],  # noqa: B006 - never changed; an empty list is what the run form starts from
+    key_block: str = "",
     run_root: str = "runs",
     home: str = ".eagle3",
-    until: str | None = None,
-    redo: str | None = None,
+    auto_resume: bool = True,  # noqa: FBT001, FBT002 - a switch of the run form
 ) -> dict[str, Any] | State[Any]:
     """Run a recipe from its prompts to an exported draft model, continuing where an earlier run stopped.
 
     Args:
-        recipe: Path of the recipe file, as the worker sees it.
-        overrides: `section.key=value` pairs laid over the recipe.
+        recipe: Path of the recipe file, as the worker sees it; relative paths start at the project.
+        until: Last stage to make.
+        redo: First stage to make anew; answers that were paid for are never made anew.
+        budget_usd: Hard budget of the run in US dollars; None leaves it to the recipe.
+        overrides: Further recipe values, one "section.key=value" each.
+        key_block: Name of an "eagle3 API key" block; empty takes the key from the worker's environment.
         run_root: Folder that holds the run directories.
         home: Folder for converted targets.
-        until: Last stage to make, by its command name, for example `audit`; unset makes all.
-        redo: First stage to make anew, by its command name; answers already paid for are never made anew.
+        auto_resume: Whether the credits watcher and the janitor may continue this run.
     """
-    job = Job(recipe_path=recipe, overrides=tuple(overrides or ()), run_root=run_root, home=home)
-    with attempt(job, redo) as made:
+    del auto_resume  # read by the watcher and the janitor
+    stages = ORDER[: 1 + [stage.command for stage in ORDER].index(until)]
+    job = job_of(recipe, overrides, budget_usd, run_root, home)
+    return run_stages(job, stages, redo=None if redo == "nothing" else redo, key_block=key_block)
+
+
+def job_of(
+    recipe: str,
+    overrides: Sequence[str],
+    budget_usd: float | None,
+    run_root: str,
+    home: str,
+    run_id: UUID | str | None = None,
+) -> Job:
+    """Return the job of a flow run; a budget from the form counts, and one given at a resume counts more.
+
+    Args:
+        recipe: Path of the recipe file.
+        overrides: `section.key=value` pairs.
+        budget_usd: From the form.
+        run_root: Folder that holds the run directories.
+        home: Folder for converted targets.
+        run_id: The flow run; None means the one this code runs in.
+    """
+    asked = run_id or (flow_run.id if deployment.id else None)
+    granted = granted_budget_usd(asked) if asked else None
+    budgets = [f"generation.budget_usd={value}" for value in (budget_usd, granted) if value is not None]
+    return Job(recipe_path=recipe, overrides=(*overrides, *budgets), run_root=run_root, home=home)
+
+
+def run_stages(
+    job: Job, stages: Sequence[Stage], *, redo: str | None = None, key_block: str = ""
+) -> dict[str, Any] | State[Any]:
+    """Make consecutive stages of a run; those before the first must be sealed.
+
+    Returns:
+        What was made, or the state of a run that stopped on purpose.
+
+    Raises:
+        Eagle3Error: Something is wrong that waiting does not cure.
+    """
+    with attempt(job, redo) as made, key_in_environment(job, key_block):
         try:
-            target, reference = prepare_target_model(job), NOTHING_YET
-            for stage, step in STEPS:
+            target, reference = prepare_target_model(job), _reference_before(job, stages[0])
+            require_environment(job.recipe, job.run, Path(target), stages)
+            for stage in stages:
                 with made.watching(stage):
-                    reference = step(job, target, reference)
-                if until == stage.command:
-                    break
+                    reference = STEPS[stage](job, target, reference)
         except PausedError as exc:
-            get_run_logger().warning("paused: %s", exc)
-            return paused_state(exc)
+            get_run_logger().warning("stopped: %s", exc)
+            return stopped_state(exc, job)
+        except AuditFailedError as exc:
+            return failed_audit_state(exc)
         finally:
             publish_report(job)
         return made.result()
+
+
+def _reference_before(job: Job, first: Stage) -> StageRef:
+    number = ORDER.index(first)
+    return StageRef.of(job.run.sealed(ORDER[number - 1])) if number else NOTHING_YET

@@ -4,7 +4,7 @@ Prefect's cache is the fast path; the manifest on disk is the truth. `fresh` the
 reference no longer matches the disk.
 """
 
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from prefect import Task
@@ -18,13 +18,19 @@ from tasks.job import Job, StageRef
 
 
 def stage_cache_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
-    """Name a stage's result by everything that shapes it: schema, run directory, recipe and upstream digest."""
+    """Name a stage's result by everything that shapes it: schema, run, recipe, the files it reads, upstream digest.
+
+    """Name a stage's result by everything that shapes it: schema, run, recipe, files it reads, upstream digest.
+    check instead of a remembered reference.
+    """
     job: Job = parameters["job"]
     upstream: StageRef | None = parameters.get("upstream")
+    target: str | None = parameters.get("target")
     parts = [
         SCHEMA_VERSION,
         str(job.run.path),
         job.recipe.identity(),
+        job.file_digests(Path(target) if target else None),
         upstream.digest if upstream else None,
     ]
     return f"eagle3-{context.task.name}-{sha256_text(canonical_json(parts))}"
@@ -57,5 +63,3 @@ STAGE_OPTIONS: dict[str, Any] = {
     "retry_condition_fn": is_retryable,
 }
 """Options of every stage task. Bodies that spend money also retry inside, per request."""
-
-TaskBody = Callable[..., StageRef]

@@ -5,8 +5,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from eagle3.artifacts import RunDirectory, Stage, StageManifest, read_manifest
+from eagle3.artifacts import RunDirectory, Stage, StageManifest, read_manifest, sha256_file
 from eagle3.recipe import Recipe, load_recipe
+from eagle3.tokens.grammar import grammar_of
+
+TARGET_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "tiktoken.model", "chat_template.jinja")
+"""What shapes ids and states besides the weights, which the stages that load them check themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +32,19 @@ class Job:
     def run(self) -> RunDirectory:
         """The run directory of this recipe."""
         return RunDirectory((Path(self.run_root) / self.recipe.run_name).resolve())
+
+    def file_digests(self, target: Path | None) -> dict[str, str]:
+        """Return the digests of the small files a run reads from outside: prompts, grammar, tokenizer, template."""
+        digests = {
+            dataset.name: sha256_file(path)
+            for dataset in self.recipe.prompts.datasets
+            if (path := self.recipe.resolve(dataset.path)).is_file()
+        }
+        digests["grammar"] = grammar_of(self.recipe).digest
+        for name in TARGET_FILES:
+            if target is not None and (target / name).is_file():
+                digests[name] = sha256_file(target / name)
+        return digests
 
 
 @dataclass(frozen=True, kw_only=True)

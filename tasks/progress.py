@@ -3,6 +3,8 @@
 import contextvars
 import re
 import threading
+import time
+from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import TracebackType
@@ -18,6 +20,9 @@ from tasks.job import Job
 
 UPDATE_PERIOD_S = 10.0
 """Between two updates of one artifact; each costs the server about 10 ms of CPU."""
+
+PACE_UPDATES = 6
+"""Updates over which the rate is taken: a minute, long enough to be calm and short enough to show a change."""
 
 _listeners: list[Progress] = []
 
@@ -45,6 +50,7 @@ class TaskProgress:
         self._log = ProgressLog(job.run.path / "progress.jsonl")
         self._latest: dict[str, ProgressEvent] = {}
         self._artifacts: dict[str, UUID] = {}
+        self._moments: dict[str, deque[tuple[float, float]]] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         context = contextvars.copy_context()
@@ -86,9 +92,16 @@ class TaskProgress:
             if stopping:
                 return
 
+    def _pace(self, key: str, event: ProgressEvent) -> float:
+        """Return units per second over the last minute or so."""
+        moments = self._moments.setdefault(key, deque(maxlen=PACE_UPDATES))
+        moments.append((time.monotonic(), event.done))
+        (started, done_then), (now, done) = moments[0], moments[-1]
+        return (done - done_then) / (now - started) if now > started else 0.0
+
     def _show(self, key: str, event: ProgressEvent) -> None:
         percent = 100.0 * event.done / event.total if event.total else 0.0
-        description = describe(event)
+        description = describe(event, self._pace(key, event))
         if key in self._artifacts:
             update_progress_artifact(self._artifacts[key], progress=percent, description=description)
             return
@@ -104,12 +117,28 @@ def artifact_key(*parts: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", "-".join(part for part in parts if part).lower()).strip("-")
 
 
-def describe(event: ProgressEvent) -> str:
-    """Say in one line where a stage stands; the UI shows it beside the bar."""
+def describe(event: ProgressEvent, per_s: float = 0.0) -> str:
+    """Say in one line where a stage stands; the UI shows it beside the bar.
+
+    Args:
+        event: The newest event.
+        per_s: Units per second lately; 0 leaves out rate and time left.
+    """
     name = f"{event.stage} {event.label}".strip()
     text = f"{name}: {event.done:,.0f} of {event.total:,.0f} {event.unit}"
+    if per_s > 0:
+        left = f", {_duration((event.total - event.done) / per_s)} left" if event.total > event.done else ""
+        text += f" at {per_s:,.3g} per s{left}"
     figures = ", ".join(f"{key.replace('_', ' ')} {_figure(value)}" for key, value in event.values.items())
     return f"{text} ({figures})" if figures else text
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _figure(value: float | str) -> str:

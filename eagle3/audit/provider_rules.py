@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 from eagle3.audit.subject import FINISHED, Subject
 from eagle3.recipe import Audit, Provider
-from eagle3.records import AuditFinding, Exactness, SegmentKind, Severity
+from eagle3.records import IMPORTED_PROVIDER, AuditFinding, Exactness, SegmentKind, Severity
 from eagle3.tokens.profiles import ProviderProfile
 
 EVERY_KIND = "answers"
@@ -59,6 +59,7 @@ class Evidence:
     """Those that start, or end, with exactly one space."""
     reasoning_offset: int | None = None
     """Reported reasoning tokens minus ids of the reasoning; None when not reported."""
+    dataset: str = ""
 
     @property
     def is_judged(self) -> bool:
@@ -96,6 +97,7 @@ def evidence_of(subject: Subject) -> Evidence:
             "end": sum(text.endswith(" ") and not text.endswith("  ") for text in ends),
         },
         reasoning_offset=None if reported is None or not reasoning_ids else reported - reasoning_ids,
+        dataset=sample.dataset,
     )
 
 
@@ -248,13 +250,17 @@ def audit_providers(
 
 
 def origin(by_provider: Mapping[str, Sequence[Evidence]], provider: Provider) -> Iterator[AuditFinding]:
-    """A19: answers come from allowed providers and precisions, and from one model under one name."""
+    """A19: answers come from allowed providers and precisions, and from one model under one name.
+
+    Imported answers are left out: who brought them answers for their origin.
+    """
+    by_provider = {name: evidence for name, evidence in by_provider.items() if name != IMPORTED_PROVIDER}
     everything = [each for evidence in by_provider.values() for each in evidence]
     models = Counter(each.model for each in everything)
     if len(models) > 1:
         shown = ", ".join(f"{model!r} ({count}x)" for model, count in models.most_common(MAX_MODELS_SHOWN))
         yield _of_run(f"replies name {len(models)} models: {shown}")
-    if provider.kind == "openai":
+    if provider.kind == "openai" or provider.kind == "sglang":  # noqa: PLR1714 - pyright narrows by it
         return  # local servers name models by paths of their own, and offer no choice of providers
     asked = provider.model.partition(":")[0]
     strangers = sorted(model for model in models if not model.startswith(asked))

@@ -43,7 +43,10 @@ def end_token(subject: Subject) -> Iterator[AuditFinding]:
     if expected and ids[split:] != expected:
         yield subject.structural("A01", f"finish reason {reason!r} must end with {expected}, found {ids[split:]}")
         return
-    for offset, token_id in enumerate(ids[: max(split, 0)]):
+    before = ids[: max(split, 0)]
+    if subject.rules.end_ids.isdisjoint(before):
+        return
+    for offset, token_id in enumerate(before):
         if token_id in subject.rules.end_ids:
             place = subject.sample.num_prompt_tokens + offset
             yield subject.structural("A01", f"end id {token_id} before the end (finish reason {reason!r})", place)
@@ -90,12 +93,14 @@ def close_token(subject: Subject) -> Iterator[AuditFinding]:
 
 def ids_in_place(subject: Subject) -> Iterator[AuditFinding]:
     """A03: control ids stand outside of texts, ids are in the vocabulary, no unnamed control id was generated."""
-    rules = subject.rules
-    for position, token_id in enumerate(subject.sample.input_ids):
-        if not 0 <= token_id < rules.tokenizer.vocab_size:
-            yield subject.structural("A03", f"id {token_id} is outside of [0, {rules.tokenizer.vocab_size})", position)
-            return
+    rules, ids = subject.rules, subject.sample.input_ids
+    if ids and not 0 <= min(ids) <= max(ids) < rules.tokenizer.vocab_size:
+        position = next(place for place, each in enumerate(ids) if not 0 <= each < rules.tokenizer.vocab_size)
+        yield subject.structural("A03", f"id {ids[position]} is outside of [0, {rules.tokenizer.vocab_size})", position)
+        return
     for segment in subject.completion_segments:
+        if rules.control_ids.isdisjoint(subject.ids_of(segment)):
+            continue
         for offset, token_id in enumerate(subject.ids_of(segment)):
             if token_id not in rules.control_ids:
                 continue
@@ -113,7 +118,7 @@ def ids_in_place(subject: Subject) -> Iterator[AuditFinding]:
 def text_agrees(subject: Subject) -> Iterator[AuditFinding]:
     """A04: ids decode to the text of the reply, after the edits that the grammar declares and no others."""
     decoded: dict[SegmentKind, bytes] = {}
-    for kind, ids in subject.spans():
+    for kind, ids in subject.spans:
         try:
             decoded[kind] = decoded.get(kind, b"") + subject.rules.tokenizer.decode_bytes(ids)
         except TokenizerError:
@@ -139,8 +144,10 @@ def text_agrees(subject: Subject) -> Iterator[AuditFinding]:
 
 
 def _parts_of_reply(subject: Subject) -> tuple[str, str]:
-    """Return reasoning and content, also when the server left both in the content."""
+    """Return reasoning and content, also when the server left both, or a tool section, in the content."""
     reasoning, content = subject.completion.reasoning or "", subject.completion.content or ""
+    if subject.raw_section is not None:
+        content = content[: subject.raw_section.start]
     rules = subject.rules
     if not reasoning and rules.mode.close is not None and rules.close_id in subject.completion_ids:
         before, literal, after = content.partition(rules.grammar.control[rules.mode.close].text)
@@ -164,6 +171,8 @@ def _matches(found: bytes, text: str, subject: Subject, around: Mapping[SegmentK
     padding = {""} | {
         part.text for each in around.values() for part in (*each.before, *each.after) if part.text is not None
     }
+    tools = subject.rules.grammar.tools
+    padding |= {part.text for part in (tools.after_content if tools is not None else ()) if part.text is not None}
     for candidate in texts:
         wanted = candidate if form == "none" else unicodedata.normalize("NFC", candidate)
         try:
@@ -200,7 +209,7 @@ def prompt_count_agrees(subject: Subject) -> Iterator[AuditFinding]:
 def damaged_text(subject: Subject) -> Iterator[AuditFinding]:
     """A10: no replacement character, no lone surrogate; a NUL is only counted."""
     for place, text in subject.texts.items():
-        if "\ufffd" in text or _SURROGATE.search(text):
+        if not text.isascii() and ("\ufffd" in text or _SURROGATE.search(text)):
             yield subject.finding("A10", Severity.ERROR, f"{place}: holds U+FFFD or half of a surrogate pair")
         elif "\0" in text:
             yield subject.finding("A10", Severity.WARNING, f"{place}: holds NUL")
@@ -212,11 +221,9 @@ def control_literal(subject: Subject) -> Iterator[AuditFinding]:
         return
     reasoning, content = _parts_of_reply(subject)
     for place, text in (("reasoning", reasoning), ("content", content)):
-        found = subject.rules.control_literal.search(text)
-        if found:
-            yield subject.finding(
-                "A11", Severity.ERROR, f"{place}: holds the text {found.group()!r} of a control token"
-            )
+        found = subject.rules.find_literal(text)
+        if found is not None:
+            yield subject.finding("A11", Severity.ERROR, f"{place}: holds the text {found!r} of a control token")
 
 
 def tool_section(subject: Subject) -> Iterator[AuditFinding]:
@@ -234,10 +241,14 @@ def tool_section(subject: Subject) -> Iterator[AuditFinding]:
             yield subject.finding("A12", Severity.ERROR, f"tool_calls[{index}]: arguments are no JSON object")
     if subject.completion.finish_reason == CUT:
         return
+    num_calls = len(calls) or subject.num_raw_calls
+    counts = subject.rules.tool_token_counts(num_calls)
+    if not num_calls and set(counts).isdisjoint(subject.completion_ids):
+        return
     found = Counter(subject.completion_ids)
-    for token_id, expected in subject.rules.tool_token_counts(len(calls)).items():
+    for token_id, expected in counts.items():
         if found[token_id] != expected:
-            detail = f"{len(calls)} calls need control id {token_id} {expected} times, found {found[token_id]}"
+            detail = f"{num_calls} calls need control id {token_id} {expected} times, found {found[token_id]}"
             yield subject.structural("A12", detail)
             return
 
@@ -261,7 +272,7 @@ def cut_answer(subject: Subject) -> Iterator[AuditFinding]:
     """A14: an answer cut by length is kept without its end, unless a tool call was cut; other endings are dropped."""
     reason = subject.completion.finish_reason
     tool_ids = subject.rules.tool_token_counts(1)
-    has_tools = bool(subject.completion.tool_calls) or any(each in tool_ids for each in subject.completion_ids)
+    has_tools = bool(subject.completion.tool_calls) or not set(tool_ids).isdisjoint(subject.completion_ids)
     if reason == CUT and has_tools:
         yield subject.finding("A14", Severity.ERROR, "cut by length inside or after a tool call")
     elif reason == CUT:
@@ -321,7 +332,7 @@ def repetition(subject: Subject) -> Iterator[AuditFinding]:
         data = text.encode(errors="replace")
         if len(data) < LOOP_MIN_BYTES:
             continue
-        ratio = len(data) / len(zlib.compress(data))
+        ratio = len(data) / len(zlib.compress(data, 1))
         if ratio > LOOP_COMPRESSION_RATIO:
             yield subject.finding("A18", Severity.WARNING, f"{place}: compresses {ratio:.0f} to 1, it repeats itself")
 

@@ -1,7 +1,7 @@
 """What rules look at: one sample with its prompt and reply, and what the target's grammar makes of token ids."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,6 +16,7 @@ from eagle3.records import (
     TokenSample,
 )
 from eagle3.tokens.grammar import Mode, ResponseGrammar
+from eagle3.tokens.raw_tools import RawSection, find_raw_section
 from eagle3.tokens.tokenizer import Tokenizer
 
 FINISHED = frozenset({"stop", "tool_calls"})
@@ -84,6 +85,18 @@ class TokenRules:
         """Finds the text of any control token."""
         literals = sorted(self.tokenizer.control_literals, key=lambda literal: (-len(literal), literal))
         return re.compile("|".join(map(re.escape, literals)) or r"(?!)")
+
+    @cached_property
+    def literal_starts(self) -> frozenset[str]:
+        """First characters of all texts of control tokens: text without any of them needs no search."""
+        return frozenset(literal[0] for literal in self.tokenizer.control_literals if literal)
+
+    def find_literal(self, text: str) -> str | None:
+        """Return the first text of a control token inside a text."""
+        if not any(start in text for start in self.literal_starts):
+            return None
+        found = self.control_literal.search(text)
+        return found.group() if found is not None else None
 
     def id_of(self, name: str) -> int:
         """Return the id of a control token of the grammar."""
@@ -154,29 +167,53 @@ class Subject:
         """Whether there are completion ids at all; without them only the count rule has something to say."""
         return len(self.sample.input_ids) > self.sample.num_prompt_tokens
 
-    def spans(self) -> Iterator[tuple[SegmentKind, list[int]]]:
-        """Yield the ids of each text in order, ambiguous stretches counted to the text they stand in."""
+    @cached_property
+    def raw_section(self) -> RawSection | None:
+        """The tool section that stands in the content and whose control tokens are among the ids."""
+        grammar = self.rules.grammar
+        if self.completion.tool_calls or not self.completion.content or grammar.tools is None:
+            return None
+        section = find_raw_section(self.completion.content, grammar, is_cut=True)
+        opener = next(name for name, _ in section.parts if name is not None) if section is not None else None
+        return section if opener is not None and self.rules.id_of(opener) in self.completion_ids else None
+
+    @property
+    def num_raw_calls(self) -> int:
+        """How many calls the tool section in the content holds."""
+        tools = self.rules.grammar.tools
+        if self.raw_section is None or tools is None:
+            return 0
+        opener = next(part.token for part in tools.call if part.token is not None)
+        return sum(name == opener for name, _ in self.raw_section.parts)
+
+    @cached_property
+    def spans(self) -> Sequence[tuple[SegmentKind, list[int]]]:
+        """The ids of each text in order, ambiguous stretches counted to the text they stand in."""
+        spans: list[tuple[SegmentKind, list[int]]] = []
         current = self.rules.opening_kind
-        kind: SegmentKind | None = None
-        ids: list[int] = []
+        is_open = False
+
+        def put(ids: Sequence[int]) -> None:
+            if is_open and spans[-1][0] is current:
+                spans[-1][1].extend(ids)
+            else:
+                spans.append((current, list(ids)))
+
         for segment in self.completion_segments:
+            ids = self.ids_of(segment)
             if segment.kind not in (SegmentKind.CONTROL, SegmentKind.AMBIGUOUS):
                 current = segment.kind
-            for token_id in self.ids_of(segment):
-                is_ambiguous_control = segment.kind is SegmentKind.AMBIGUOUS and token_id in self.rules.named_ids
-                if segment.kind is SegmentKind.CONTROL or is_ambiguous_control:
+                put(ids)
+                is_open = True
+                continue
+            for token_id in ids:
+                if segment.kind is SegmentKind.CONTROL or token_id in self.rules.named_ids:
                     current = self.rules.kind_after.get(token_id, current)
-                    if kind is not None:
-                        yield kind, ids
-                    kind, ids = None, []
-                    continue
-                if kind is not None and kind is not current:
-                    yield kind, ids
-                    ids = []
-                kind = current
-                ids.append(token_id)
-        if kind is not None:
-            yield kind, ids
+                    is_open = False
+                else:
+                    put([token_id])
+                    is_open = True
+        return spans
 
     def finding(self, rule: str, severity: Severity, detail: str, position: int | None = None) -> AuditFinding:
         """Return a finding about this sample."""

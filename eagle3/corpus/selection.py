@@ -112,9 +112,9 @@ def hold_out(candidates: Sequence[Candidate], num_samples: int, seed: int) -> fr
 
     All answers to one prompt go to the same side, whatever dataset they came from. Datasets give in proportion to their
     size. The number is exact when answers come one per prompt; with replicas it may fall short by less than the
-    answers of one prompt. At least one prompt stays for training.
+    answers of one prompt. At most half of the samples are held out, so that a small corpus still trains.
     """
-    num_samples = min(num_samples, len(candidates) - 1)
+    num_samples = min(num_samples, len(candidates) // 2)
     groups: defaultdict[str, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
         groups[candidate.prompt_key].append(candidate)

@@ -74,7 +74,7 @@ def evaluate_draft(recipe: Recipe, run: RunDirectory, target: Path, progress: Pr
         verify_shard(run.stage_path(Stage.DRAFT), shard)
     draft = load_draft(run.stage_path(Stage.DRAFT) / CHECKPOINT_FOLDER)
     model = TargetModel(target, recipe.hidden_states.dtype, recipe.training.num_threads)
-    prompts = [row for row in read_corpus(run, corpus) if row.split == "validation"][: recipe.evaluation.max_prompts]
+    prompts = held_out_prompts(read_corpus(run, corpus), recipe.evaluation.max_prompts)
     answers = _continuations(stage, recipe, model, prompts, read_target_facts(target).end_ids, progress)
     layer_ids: list[int] = sealed_draft.stats["layer_ids"]
     report = measure(
@@ -91,6 +91,18 @@ def evaluate_draft(recipe: Recipe, run: RunDirectory, target: Path, progress: Pr
     kept = partial(_copy_bytes, stage.file(REPORT_FILE).read_bytes())
     shards = [answers, stage.commit_shard(REPORT_FILE, kept, num_samples=answers.num_samples)]
     return stage.seal(shards, {key: report[key] for key in report if key not in ("schema", "datasets")})
+
+
+def held_out_prompts(rows: Sequence[CorpusRow], max_prompts: int) -> list[CorpusRow]:
+    """Return the first so many validation rows with distinct prompts.
+
+    Several answers to one prompt share its greedy continuation: counted twice, it would only look like more evidence.
+    """
+    first_of: dict[tuple[int, ...], CorpusRow] = {}
+    for row in rows:
+        if row.split == "validation":
+            first_of.setdefault(tuple(row.input_ids[: row.num_prompt_tokens]), row)
+    return list(first_of.values())[:max_prompts]
 
 
 def _copy_bytes(data: bytes, path: Path) -> None:

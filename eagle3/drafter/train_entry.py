@@ -1,9 +1,10 @@
 """The training process: `python -m eagle3.drafter.train_entry JOB.json`.
 
-It runs the trainer of speculators unmodified apart from two things. Every metric record also goes out as one JSON line,
-into `metrics.jsonl` and on the file descriptor the job names. And on a machine without accelerator three places that
-assume one are pointed at the CPU. Both reach into private names, so the version is pinned and a contract test covers
-them. The trainer installs signal handlers, which is why it has a process of its own.
+It runs the trainer of speculators unmodified apart from three things. Every metric record also goes out as one JSON
+line, into `metrics.jsonl` and on the file descriptor the job names. The trainer does not look for a git repository
+around it. And on a machine without accelerator three places that assume one are pointed at the CPU. All reach into
+private names, so the version is pinned and contract tests cover them. The trainer installs signal handlers, which is
+why it has a process of its own.
 """
 
 import ctypes
@@ -87,6 +88,18 @@ def patch_for_cpu() -> None:
     patched_cli.Trainer = CpuTrainer
 
 
+def forget_surroundings() -> None:
+    """Keep the trainer from writing `speculators.patch`.
+
+    It takes the repository that its own file lies in for that of speculators. Inside a virtual environment that is the
+    user's project, whose uncommitted changes, and perhaps secrets, would end up beside the checkpoints.
+    """
+    from speculators.train import utils
+
+    patched: Any = utils
+    patched.find_repo_root = lambda _start: None
+
+
 def report_metrics(lines: MetricLines) -> None:
     """Make whichever trainer the command line uses announce itself and send its metrics."""
     from speculators.train import cli
@@ -152,6 +165,7 @@ def main(job_path: Path) -> None:
     warnings.filterwarnings("error", message="Could not find final norm weights")
     if torch.accelerator.current_accelerator(check_available=True) is None:
         patch_for_cpu()
+    forget_surroundings()
     report_metrics(MetricLines(int(job["progress_fd"]), Path(job["metrics"])))
     cli.main(config)
 

@@ -6,22 +6,30 @@ runs it all, `shards` turns the journal into Parquet, `cost` plans.
 """
 
 from eagle3.generation.cost import CostPlan, DatasetCost, estimate_cost, plan_cost
+from eagle3.generation.foreign import ImportResult, import_answers
 from eagle3.generation.plan_table import render_plan
+from eagle3.generation.reopening import reopen
 from eagle3.generation.session import GenerationSession, generate, open_session, seal_completions, stopped_by_signals
 from eagle3.generation.shards import open_completions, prompt_shards, read_failures
+from eagle3.generation.watching import Answered, Check
 
 __all__ = [
+    "Answered",
+    "Check",
     "CostPlan",
     "DatasetCost",
     "GenerationSession",
+    "ImportResult",
     "estimate_cost",
     "generate",
+    "import_answers",
     "open_completions",
     "open_session",
     "plan_cost",
     "prompt_shards",
     "read_failures",
     "render_plan",
+    "reopen",
     "seal_completions",
     "stopped_by_signals",
 ]

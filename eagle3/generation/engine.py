@@ -8,12 +8,11 @@ other threads but through `eagle3.generation.session`.
 import asyncio
 import contextlib
 import hashlib
-import heapq
-import itertools
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 
 from eagle3.errors import Eagle3Error, StoppedError
 from eagle3.generation.cooldown import Cooldown
@@ -21,10 +20,13 @@ from eagle3.generation.endings import again, all_rejected, budget_reached, final
 from eagle3.generation.history import History
 from eagle3.generation.journal import Journal
 from eagle3.generation.ledger import Ledger
-from eagle3.generation.limiter import ProbeLimiter
+from eagle3.generation.limiter import START_LIMIT, ProbeLimiter
+from eagle3.generation.order import WaitingWork
+from eagle3.generation.pacing import Admission, RetryBudget, TokenBudget
 from eagle3.generation.requests import Plan, RequestWriter, Shard, Work
 from eagle3.generation.settlement import Settlement
 from eagle3.generation.slots import Slots
+from eagle3.generation.watching import AnswerWatch
 from eagle3.providers.base import ChatProvider, Endpoint, RawReply
 from eagle3.providers.classify import Billing, Outcome, Verdict, classify
 from eagle3.recipe import Generation
@@ -39,10 +41,18 @@ LONGEST_BACKOFF_S = 30.0
 LONGEST_RETRY_AFTER_S = 120.0
 OVERLOAD_CODES = frozenset({503, 529})
 """Errors that say something about how much the provider can carry."""
+MIN_KNOWN_WAITS = 40
+"""Answers from which the slowest wait is believed; before, only the deadline says that a lost request has ended."""
 RENEW_S = 20.0
 """Requests sent later than this after their intent are noted again."""
 LOOKAHEAD = (16, 256)
-"""Least and most requests whose intent is synced before they have a slot, so that slots never wait for the disk."""
+"""Least and most requests whose intent is synced before there is a slot, so that slots never wait for the disk."""
+RECONCILE_S = 45.0
+"""Between two comparisons with the account; its figure lags, so more often says nothing more."""
+WORTH_WAITING_SHARE = Decimal("0.2")
+"""Of the budget; when doubt holds less, the run pauses at once and settles it at its next start."""
+OVER_RETRY_BUDGET_S = 120.0
+"""Longest wait before a retry beyond the run's share of retries."""
 PUMP_S = 0.05
 """How often waiting requests look whether the limit grew."""
 
@@ -62,6 +72,8 @@ class Engine:
         settings: Generation,
         template_options: Mapping[str, bool | int | str],
         longest_answer_tokens: int,
+        watch: AnswerWatch | None = None,
+        token_caps: Mapping[str, int] | None = None,
     ) -> None:
         """Assemble; call `start` on the running loop.
 
@@ -75,6 +87,8 @@ class Engine:
             settings: The recipe's section.
             template_options: Chat template variables for servers that take them.
             longest_answer_tokens: Largest `max_tokens` of the run.
+            watch: Told of every answer; holds requests back while too much money lies in answers nobody looked at.
+            token_caps: Completion tokens per dataset after which no more of its answers are bought.
         """
         self._provider = provider
         self._known_providers = {endpoint.provider.lower() for endpoint in endpoints}
@@ -83,14 +97,18 @@ class Engine:
         self.history = history
         self.ledger = ledger
         self._settings = settings
+        self._watch = watch
+        self.retries = RetryBudget()
+        self._tokens = TokenBudget(token_caps or {}, history)
         self._longest_deadline_s = BASE_DEADLINE_S + longest_answer_tokens / settings.min_tokens_per_s
-        self.limiter = ProbeLimiter(settings.in_flight)
+        # A server of one's own queues what it cannot serve at once; services with many providers refuse.
+        start = START_LIMIT if provider.names_providers else settings.in_flight
+        self.limiter = ProbeLimiter(settings.in_flight, start)
         self._cooldown = Cooldown()
         self._writer = RequestWriter(provider, journal, history, self._cooldown, template_options)
         self._settlement = Settlement(provider, journal, history, ledger)
         self._lookahead = max(LOOKAHEAD[0], min(LOOKAHEAD[1], settings.in_flight // 2))
-        self._ready: list[tuple[float, int, Work]] = []
-        self._sequence = itertools.count()
+        self._ready = WaitingWork(history.by_dataset, lambda: self.limiter.limit(time.monotonic()))
         self._num_delayed = 0
         self._shards: set[Shard] = set()
         self._active: set[asyncio.Task[None]] = set()
@@ -111,7 +129,8 @@ class Engine:
         newest_s = self.history.last_time_s
         is_quiet = time.time() - newest_s > self._longest_deadline_s if self._provider.answers_outlive_us else True
         await self._settlement.reconcile(is_quiet=is_quiet, since_s=time.time() - newest_s)
-        self._loops = [asyncio.create_task(self._dispatch()), asyncio.create_task(self._pump_forever())]
+        loops = (self._dispatch(), self._pump_forever(), self._reconcile_forever())
+        self._loops = [asyncio.create_task(loop) for loop in loops]
 
     async def buy_shard(self, prompts: Sequence[PromptRecord], order: Sequence[float], bounds: Sequence[int]) -> None:
         """Return when every sample is final.
@@ -175,6 +194,14 @@ class Engine:
         await self._settlement.resolve_holds(self._dataset_of)
         await self._settlement.reconcile(is_quiet=not self._active, since_s=0.0)
 
+    def deadline_s(self, max_tokens: int) -> float:
+        """Return how long a request for so many tokens may take."""
+        return BASE_DEADLINE_S + max_tokens / self._settings.min_tokens_per_s
+
+    def notice(self) -> None:
+        """Look again at what may be sent: something that held requests back has changed."""
+        self._changed.set()
+
     @property
     def error(self) -> Eagle3Error | None:
         """Why sending stopped; None while it goes on."""
@@ -195,15 +222,16 @@ class Engine:
         if not self._provider.answers_outlive_us:
             return 0.0
         deadline_s = self._deadline_s(work.plan)
-        slowest_s = self.history.slowest_s
+        num_known = sum(tally.samples for tally in self.history.by_dataset.values())
+        slowest_s = self.history.slowest_s if num_known >= MIN_KNOWN_WAITS else 0.0
         return max(0.0, (min(deadline_s, 1.5 * slowest_s + 1.0) if slowest_s else deadline_s) - elapsed_s)
 
     def _deadline_s(self, plan: Plan) -> float:
-        return BASE_DEADLINE_S + plan.sampling.max_tokens / self._settings.min_tokens_per_s
+        return self.deadline_s(plan.sampling.max_tokens)
 
     def _push_later(self, work: Work, delay_s: float) -> None:
         if delay_s <= 0:
-            heapq.heappush(self._ready, (work.rank, next(self._sequence), work))
+            self._ready.push(work)
             self._changed.set()
             return
         self._num_delayed += 1
@@ -217,13 +245,20 @@ class Engine:
         try:
             while True:
                 await self._until_ready()
-                _, _, work = heapq.heappop(self._ready)
+                work = self._ready.pop()
+                if not self._is_wanted(work):
+                    continue
                 number = work.history.last_number + 1
                 amount_usd = work.worst_usd
+                while self._watch is not None and not self._watch.admits(self.ledger.reserved_usd, amount_usd):
+                    await self._next_change()
+                    if self._halt is not None:
+                        return
                 while not self.ledger.reserve((work.prompt.sample_id, number), amount_usd):
                     if not self._active:
-                        await self._settlement.resolve_holds(self._dataset_of)
-                        await self._settlement.reconcile(is_quiet=True, since_s=0.0)
+                        await self._settle_doubts(amount_usd)
+                        if self._halt is not None:
+                            return
                         if amount_usd > self.ledger.available_usd:
                             self._push_later(work, 0.0)
                             self.halt(budget_reached(self.ledger, amount_usd))
@@ -234,15 +269,52 @@ class Engine:
                         return
                 work.history.last_number = number
                 self._num_preparing += 1
+                self._tokens.begun(work.plan.dataset)
                 task = asyncio.create_task(self._attempt(work, number))
                 self._active.add(task)
                 task.add_done_callback(self._attempt_ended)
         except Eagle3Error as exc:
             self.halt(exc)
 
+    def _is_wanted(self, work: Work) -> bool:
+        """Return whether a sample is to be asked for now; one that is not was parked or given up."""
+        admission = self._tokens.admission(work)
+        if admission is Admission.WAIT:
+            self._tokens.park(work)
+        elif admission is Admission.OVER:
+            for unwanted in [work, *self._tokens.give_up(work.plan.dataset)]:
+                self._sample_ended(unwanted)
+        return admission is Admission.GO
+
+    async def _settle_doubts(self, amount_usd: Decimal) -> None:
+        """Find out what requests in doubt cost; wait for the account when they hold much of the budget."""
+        held_usd = self.ledger.held_usd
+        is_worth_waiting = held_usd >= max(amount_usd, WORTH_WAITING_SHARE * self.ledger.budget_usd)
+        quiet_s = 0.0
+        if self._provider.answers_outlive_us:
+            quiet_s = max(0.0, self._longest_deadline_s - (time.time() - self.history.last_time_s))
+        await self._settlement.settle_doubts(
+            self._dataset_of, self._halted, quiet_after_s=quiet_s, can_wait=is_worth_waiting
+        )
+
+    async def _reconcile_forever(self) -> None:
+        """Compare with the account now and then; it can only raise what we think is spent."""
+        while True:
+            await asyncio.sleep(RECONCILE_S)
+            try:
+                await self._settlement.reconcile(is_quiet=False, since_s=0.0)
+            except Eagle3Error as exc:
+                self.halt(exc)
+                return
+
     async def _until_ready(self) -> None:
-        while not self._ready or self._num_preparing >= self._lookahead or self._halt is not None:
+        while not self._ready or self._num_preparing >= self._most_preparing or self._halt is not None:
             await self._next_change()
+
+    @property
+    def _most_preparing(self) -> int:
+        """Requests for the free slots, and some for those that are freed while intents are synced."""
+        return self._lookahead + max(0, int(self.limiter.limit(time.monotonic())) - self.limiter.in_flight)
 
     async def _next_change(self) -> None:
         self._changed.clear()
@@ -317,6 +389,7 @@ class Engine:
                 self.limiter.refuse(ticket, time.monotonic(), outcome.retry_after_s)
                 ticket = None
                 await self._rest(outcome.retry_after_s)
+            self.retries.sent()
             self._end_ticket(ticket, outcome)
             ticket = None
             await self._conclude(work, number, reply, outcome)
@@ -328,6 +401,8 @@ class Engine:
             if ticket is not None:
                 self.limiter.finish(ticket)
             self._slots.pump()
+            for parked in self._tokens.ended(dataset):
+                self._push_later(parked, 0.0)
 
     def _renew(self, dataset: str, intent: JsonObject) -> None:
         """Note when a request goes out much later than it was meant to: its answer is to be expected from then on."""
@@ -365,7 +440,7 @@ class Engine:
 
     async def _conclude(self, work: Work, number: int, reply: RawReply, outcome: Outcome) -> None:
         dataset, key = work.plan.dataset, (work.prompt.sample_id, number)
-        cap = work.plan.selection.cap
+        cap = work.plan.cap
         if outcome.verdict is Verdict.ANSWERED:
             unknown = stranger(outcome, self._known_providers) if self._provider.names_providers else None
             if unknown is not None:
@@ -374,6 +449,7 @@ class Engine:
                 self.halt(unknown)
             elif await self._settlement.answer(dataset, key, reply, outcome, cap, work.history.attempts):
                 self._num_answered += 1
+                self._tell_watch(work, reply, outcome)
                 self._sample_ended(work)
             else:
                 await self._ask_again(work, reply, replace(outcome, verdict=Verdict.AMBIGUOUS))
@@ -400,6 +476,14 @@ class Engine:
             if self._num_rejected >= REJECTED_AT_START and not self._num_answered:
                 self.halt(all_rejected(self._num_rejected, outcome))
 
+    def _tell_watch(self, work: Work, reply: RawReply, outcome: Outcome) -> None:
+        place = work.history.answer
+        if self._watch is None or place is None:
+            return
+        answer = outcome.parsed.answer if outcome.parsed is not None else None
+        cost_usd = answer.cost_usd if answer is not None and answer.cost_usd is not None else work.worst_usd
+        self._watch.arrived(work.prompt, place, Decimal(0) if reply.is_cache_hit else cost_usd)
+
     def _sample_ended(self, work: Work) -> None:
         work.body = None
         work.shard.remaining -= 1
@@ -411,6 +495,8 @@ class Engine:
     def _backoff_s(self, work: Work, reply: RawReply, outcome: Outcome) -> float:
         longest_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0**work.history.attempts)
         wait_s = random.uniform(0.0, longest_s)  # noqa: S311 - jitter
+        if not self.retries.take():
+            wait_s = random.uniform(0.5, 1.0) * OVER_RETRY_BUDGET_S  # noqa: S311 - jitter
         if outcome.retry_after_s is not None:
             wait_s = max(wait_s, min(outcome.retry_after_s, LONGEST_RETRY_AFTER_S))
         if outcome.verdict is Verdict.AMBIGUOUS and not work.history.was_lost:

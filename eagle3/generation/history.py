@@ -7,6 +7,7 @@ Entries have a `kind`:
     answer      it brought the sample's answer: cost, usage, provider, latency, raw reply; ends the sample
     attempt     it brought none: verdict, billing (free, charged, held), message
     resolve     the provider said later what a request in doubt was charged
+    reopened    failures of the named classes, in this dataset, are tried again
     failed      the sample ended without an answer
     routing     names a routing object, so that a later process can build the same bytes
     baseline    the account's usage when this run began to use a key
@@ -14,7 +15,7 @@ Entries have a `kind`:
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -71,6 +72,16 @@ class Tally:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost_usd: Decimal = Decimal(0)
+    waited_s: float = 0.0
+    """Sum of the latencies of `timed` answers; cached and imported ones say nothing about lengths."""
+    timed: int = 0
+    slowest_s: float = 0.0
+
+    def waited(self, latency_s: float) -> None:
+        """Count the latency of an answer; 0 when it says nothing."""
+        self.timed += latency_s > 0
+        self.waited_s += latency_s
+        self.slowest_s = max(self.slowest_s, latency_s)
 
     def as_json(self) -> JsonObject:
         """Return the sums with money as text."""
@@ -117,15 +128,19 @@ class History:
             self.baselines.append(entry)
         elif kind == "reconciled":
             self.unexplained_usd += Decimal(entry["charged_usd"])
+        elif kind == "reopened":
+            self.reopen_failures(frozenset(map(FailureClass, entry["classes"])), dataset)
         else:
             self._apply_to_sample(dataset, self.sample(entry["id"]), entry, place)
 
-    def reopen_failures(self) -> int:
-        """Forget failures that another try may cure; return how many."""
+    def reopen_failures(self, classes: Collection[FailureClass] = REOPENED, dataset: str | None = None) -> int:
+        """Forget failures of the given classes, by default those that another try may cure; return how many."""
         count = 0
         for sample in self.samples.values():
             failure = sample.failure
-            if failure is not None and failure.failure in REOPENED:
+            if failure is None or dataset not in (None, failure.dataset):
+                continue
+            if failure.failure in classes:
                 sample.failure = None
                 sample.attempts = sample.bad_answers = 0
                 self.by_dataset[failure.dataset].failed -= 1
@@ -148,7 +163,8 @@ class History:
             sample.open_intents[entry["attempt"]]["time"] = entry["time"]
             self.last_time_s = max(self.last_time_s, entry["time"])
         elif kind == "attempt":
-            self.verdicts[entry["verdict"]] += 1
+            if dataset != ACCOUNT:  # entries there are questions of our own, not samples
+                self.verdicts[entry["verdict"]] += 1
             if not entry["counts"]:
                 sample.attempts -= 1
             if entry["billing"] != "held":
@@ -169,10 +185,12 @@ class History:
             sample.answer, sample.failure = place, None
             sample.open_intents.clear()
             usage = entry["usage"]
+            latency_s = 0.0 if entry["from_cache"] else entry["latency_s"]
             for tally in (self.tally(dataset), self.by_provider.setdefault(entry["provider"], Tally())):
                 tally.samples += 1
                 tally.prompt_tokens += usage["prompt_tokens"]
                 tally.completion_tokens += usage["completion_tokens"]
+                tally.waited(latency_s)
             charged_usd = Decimal(entry["charged_usd"])
             self._charge(dataset, entry["provider"], charged_usd)
             if not entry["from_cache"]:

@@ -45,10 +45,10 @@ class _Doubt:
 class ProbeLimiter:
     """Admits requests; all times are seconds of one monotonic clock."""
 
-    def __init__(self, ceiling: int) -> None:
-        """Start below `ceiling`, the most requests ever under way."""
+    def __init__(self, ceiling: int, start: float = START_LIMIT) -> None:
+        """Admit `start` requests at first, and never more than `ceiling`."""
         self._ceiling = float(ceiling)
-        self._base = min(START_LIMIT, self._ceiling)
+        self._base = min(float(start), self._ceiling)
         self._since_s: float | None = None
         self._growth = RAMP_PER_S
         self._doubt: _Doubt | None = None

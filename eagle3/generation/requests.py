@@ -10,7 +10,7 @@ from decimal import Decimal
 from eagle3.generation.cooldown import Cooldown
 from eagle3.generation.history import ACCOUNT, History, SampleHistory
 from eagle3.generation.journal import Journal
-from eagle3.providers.base import ChatProvider, ChatRequest
+from eagle3.providers.base import ChatProvider, ChatRequest, PriceCap
 from eagle3.providers.policy import Selection
 from eagle3.recipe import Sampling
 from eagle3.records import JsonObject, PromptRecord, canonical_json, sha256_text
@@ -23,6 +23,8 @@ class Plan:
     dataset: str
     sampling: Sampling
     selection: Selection
+    cap: PriceCap
+    """Of the selection."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +52,7 @@ class Work:
     @property
     def worst_usd(self) -> Decimal:
         """The most one request for it can cost."""
-        return self.plan.selection.cap.worst_usd(self.prompt_token_bound, self.plan.sampling.max_tokens)
+        return self.plan.cap.worst_usd(self.prompt_token_bound, self.plan.sampling.max_tokens)
 
 
 class RequestWriter:
@@ -88,7 +90,7 @@ class RequestWriter:
             resting = set(self._cooldown.resting([endpoint.provider for endpoint in eligible], time.monotonic()))
             ignore = sorted(endpoint.tag for endpoint in eligible if endpoint.provider in resting)
             tags = [endpoint.tag for endpoint in eligible]
-            routing = self._provider.routing(tags, work.plan.selection.cap, ignore)
+            routing = self._provider.routing(tags, work.plan.cap, ignore)
             work.routing_id = sha256_text(canonical_json(routing))[:12]
             if work.routing_id not in self._history.routings:
                 entry: JsonObject = {"kind": "routing", "routing": work.routing_id, "object": routing}

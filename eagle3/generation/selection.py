@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from eagle3.providers.base import Endpoint
 from eagle3.providers.policy import Selection, select
-from eagle3.recipe import OpenAICompatible, Recipe, Routing
+from eagle3.recipe import OpenAICompatible, Recipe, Routing, SGLang
 
 
 def select_endpoints(
@@ -16,7 +16,7 @@ def select_endpoints(
         RunRejectedError: None is left.
     """
     section = recipe.generation.provider
-    if isinstance(section, OpenAICompatible):
+    if isinstance(section, (OpenAICompatible, SGLang)):
         anything = Routing(quantizations=("unknown",))
         return select(endpoints, anything, model=section.model, max_tokens=max_tokens)
     return select(endpoints, section.routing, model=section.model, max_tokens=max_tokens, needs_tools=needs_tools)

@@ -9,23 +9,25 @@
 
 import asyncio
 import contextlib
+import functools
 import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 import uvloop
 
 from eagle3.artifacts import OpenStage, RunDirectory, ShardRef, Stage, StageManifest
 from eagle3.errors import Eagle3Error, RunRejectedError, StoppedError
+from eagle3.generation.asking import Asker, Question
 from eagle3.generation.cost import keep_plan
 from eagle3.generation.engine import Engine
-from eagle3.generation.history import History, replay
-from eagle3.generation.journal import Journal
+from eagle3.generation.history import History, Tally, replay
+from eagle3.generation.journal import Journal, Place
 from eagle3.generation.ledger import Ledger
 from eagle3.generation.requests import Plan
 from eagle3.generation.selection import select_endpoints
@@ -33,31 +35,42 @@ from eagle3.generation.shards import (
     ENDPOINTS_NAME,
     FAILED_NAME,
     STATE_NAME,
+    completion_from_entry,
     finished_shard,
     open_completions,
     prompt_shards,
     read_prompts,
     write_failures,
     write_shard,
+    written_shard,
 )
 from eagle3.generation.snapshots import keep_snapshot
+from eagle3.generation.watching import AnswerWatch, Check
 from eagle3.progress import Progress, ProgressEvent, no_progress
-from eagle3.providers.base import Endpoint
+from eagle3.providers.base import ChatRequest, Endpoint
 from eagle3.providers.connection import raise_descriptor_limit
 from eagle3.providers.opening import open_provider
-from eagle3.providers.policy import Selection
-from eagle3.recipe import OpenAICompatible, Recipe
-from eagle3.records import JsonObject, PromptRecord
+from eagle3.recipe import OpenAICompatible, Recipe, SGLang
+from eagle3.records import Completion, JsonObject, PromptRecord
+from eagle3.tokens.probed import PROBES_NAME
 
 PROGRESS_S = 1.0
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 class GenerationSession:
     """Buys answers on a thread of its own. Use it as a context manager; methods may be called from any thread."""
 
-    def __init__(self, recipe: Recipe, run: RunDirectory, target: Path, progress: Progress = no_progress) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: RunDirectory,
+        target: Path,
+        progress: Progress = no_progress,
+        check: Check | None = None,
+    ) -> None:
         """Prepare; entering the context starts the thread.
 
         Args:
@@ -65,11 +78,14 @@ class GenerationSession:
             run: Its prompts must be sealed, and the caller must hold its lock.
             target: Prepared Hugging Face directory, for a look-alike that has to know the tokenizer.
             progress: Called about once a second, on the session's thread.
+            check: Looks at answers while others are bought; its objection ends the session. At most
+                `audit.max_at_risk_usd` are then at risk at a time.
         """
         self.recipe = recipe
         self.run = run
         self._target = target
         self._progress = progress
+        self._watch = None if check is None else AnswerWatch(check, recipe.audit.max_at_risk_usd, self._read_answer)
         self.stage: OpenStage = open_completions(recipe, run)
         self._prompts = run.sealed(Stage.PROMPTS)
         self._totals, self._offsets = _positions(prompt_shards(self._prompts), recipe)
@@ -77,12 +93,14 @@ class GenerationSession:
         self._ready: Future[None] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Event | None = None
-        self._writing = asyncio.Lock()
         self._stop_requested = threading.Event()
         self._engine: Engine | None = None
+        self._asker: Asker | None = None
         self._endpoints: Sequence[Endpoint] = ()
         self._known_endpoints: Sequence[Endpoint] = ()
-        self._selections: dict[tuple[str, bool], Selection] = {}
+        self._plans: dict[tuple[str, bool], Plan] = {}
+        self._files = ThreadPoolExecutor(1, thread_name_prefix="generation-files")
+        """The one thread that reads prompts and writes shards: each thread that does so keeps a heap of its own."""
         self._planned_usd: JsonObject = {}
         self._stopping: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
@@ -131,6 +149,28 @@ class GenerationSession:
     async def agenerate_shard(self, shard: ShardRef) -> ShardRef:
         """As `generate_shard`, awaited on the caller's own loop."""
         return await asyncio.wrap_future(self._submit(self._generate_shard(shard)))
+
+    @property
+    def eligible(self) -> Sequence[Endpoint]:
+        """Every endpoint that may answer for some dataset, each once."""
+        found = {endpoint.tag: endpoint for plan in self._plans.values() for endpoint in plan.selection.eligible}
+        return tuple(found.values())
+
+    def ask(self, name: str, request: ChatRequest, endpoint: Endpoint, extra: JsonObject) -> Completion:
+        """Ask one endpoint one question that belongs to no dataset; it is paid from the same budget.
+
+        Args:
+            name: Names its journal entries.
+            request: What to ask.
+            endpoint: Who must answer.
+            extra: Further fields of the request.
+
+        Raises:
+            PausedError: Money ended; nothing was sent.
+            ProviderError: There is no usable answer; what it cost is booked.
+        """
+        question = Question(name=name, request=request, endpoint=endpoint, extra=extra)
+        return self._submit(self._ask(question)).result()
 
     def generate_all(self) -> list[ShardRef]:
         """Buy all shards at once, so that the slots stay full to the end.
@@ -182,6 +222,9 @@ class GenerationSession:
             "peak_in_flight": self._engine.limiter.peak if self._engine is not None else 0,
             "rate_limited": self._engine.limiter.num_refused if self._engine is not None else 0,
             "paid_twice": history.paid_twice,
+            "left_out": {name: total - _ended(history.tally(name)) for name, total in self._totals.items()},
+            "slowed_retries": self._engine.retries.num_slowed if self._engine is not None else 0,
+            **({"watch": self._watch.to_json()} if self._watch is not None else {}),
             "unanswered_requests": dict(sorted(history.verdicts.items())),
         }
 
@@ -201,12 +244,14 @@ class GenerationSession:
                 self._ready.set_exception(exc)
             else:
                 self._failure = exc
+        finally:
+            self._files.shutdown()
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._closing = asyncio.Event()
         generation = self.recipe.generation
-        self.history, self.ledger = await asyncio.to_thread(
+        self.history, self.ledger = await self._on_files(
             replay, self.stage.path, list(self._totals), generation.budget_usd
         )
         if self._too_many_failed():
@@ -216,9 +261,9 @@ class GenerationSession:
             endpoints = await provider.list_endpoints()
             self._endpoints = endpoints
             for dataset in self.recipe.prompts.datasets:
-                self._selection(dataset.name, needs_tools=False)
+                self._plan(dataset.name, needs_tools=False)
             self._known_endpoints = keep_snapshot(self.stage.file(ENDPOINTS_NAME), endpoints)
-            self._planned_usd = await asyncio.to_thread(keep_plan, self.recipe, self.run, endpoints)
+            self._planned_usd = await self._on_files(keep_plan, self.recipe, self.run, endpoints)
             journal = Journal(self.stage.path)
             self._engine = engine = Engine(
                 provider=provider,
@@ -230,22 +275,44 @@ class GenerationSession:
                 settings=generation,
                 template_options=self.recipe.target.template_options,
                 longest_answer_tokens=max(dataset.sampling.max_tokens for dataset in self.recipe.prompts.datasets),
+                watch=self._watch,
+                token_caps={
+                    dataset.name: dataset.max_completion_tokens
+                    for dataset in self.recipe.prompts.datasets
+                    if dataset.max_completion_tokens is not None
+                },
             )
             try:
                 await engine.start()
+                self._asker = Asker(provider, journal, self.history, self.ledger, engine.deadline_s)
                 if self._stop_requested.is_set():
                     self._begin_stop()
                 self._ready.set_result(None)
-                reporter = asyncio.create_task(self._report_forever())
+                helpers = [asyncio.create_task(self._report_forever())]
+                if self._watch is not None:
+                    helpers.append(asyncio.create_task(self._watch.look_forever(engine.notice, self._object)))
                 await self._closing.wait()
                 if self._stopping is not None:
                     await self._stopping
-                reporter.cancel()
-                await asyncio.gather(reporter, return_exceptions=True)
+                for helper in helpers:
+                    helper.cancel()
+                await asyncio.gather(*helpers, return_exceptions=True)
                 await engine.finish()
                 self._report()
             finally:
                 await journal.aclose()
+
+    def _object(self, error: Eagle3Error) -> None:
+        """Send nothing more because of what a look at the answers found."""
+        engine, watch = self._engine, self._watch
+        assert engine is not None
+        assert watch is not None
+        bought = sum(tally.samples for tally in self.history.by_dataset.values())
+        money = f"Spent so far: {self.ledger.spent_usd:f} USD for {bought} of {self.num_samples} answers. "
+        engine.halt(type(error)(f"{error}\n{money}{watch.risk(self.ledger.reserved_usd)}"))
+
+    def _read_answer(self, prompt: PromptRecord, place: Place) -> Completion:
+        return completion_from_entry(prompt.dataset, place.read(), self._quantizations())
 
     def _begin_stop(self) -> None:
         if self._engine is not None and self._stopping is None:
@@ -269,32 +336,44 @@ class GenerationSession:
             raise StoppedError("the generation session is closed: enter it before asking for shards.")
         return asyncio.run_coroutine_threadsafe(work, loop)
 
+    async def _ask(self, question: Question) -> Completion:
+        assert self._asker is not None
+        return await self._asker.ask(question)
+
     async def _generate_shard(self, shard: ShardRef) -> ShardRef:
         engine = self._engine
         assert engine is not None
-        prompts, bounds = await asyncio.to_thread(read_prompts, self.run, shard)
-        done = await asyncio.to_thread(finished_shard, self.stage, shard, prompts, self.history)
+        prompts, bounds = await self._on_files(read_prompts, self.run, shard)
+        done = await self._on_files(finished_shard, self.stage, shard, prompts, self.history)
         if done is not None:
             return done
         total, offset = self._totals[prompts[0].dataset] if prompts else 1, self._offsets[shard.path]
+        if self._watch is not None:
+            for prompt in prompts:
+                place = self.history.sample(prompt.sample_id).answer
+                if place is not None:
+                    self._watch.known(prompt, place)
         ranks = [(offset + number) / total for number in range(len(prompts))]
         await engine.buy_shard(prompts, ranks, bounds)
-        async with self._writing:  # one at a time: a shard in memory is large, and the loop needs the interpreter
-            return await asyncio.to_thread(write_shard, self.stage, shard, prompts, self.history, self._quantizations())
+        return await self._on_files(write_shard, self.stage, shard, prompts, self.history, self._quantizations())
 
-    def _selection(self, dataset: str, *, needs_tools: bool) -> Selection:
+    async def _on_files(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._files, functools.partial(function, *args, **kwargs)
+        )
+
+    def _plan(self, dataset: str, *, needs_tools: bool) -> Plan:
         key = (dataset, needs_tools)
-        if key not in self._selections:
+        if key not in self._plans:
             sampling = next(entry.sampling for entry in self.recipe.prompts.datasets if entry.name == dataset)
-            self._selections[key] = select_endpoints(
+            selection = select_endpoints(
                 self.recipe, self._endpoints, max_tokens=sampling.max_tokens, needs_tools=needs_tools
             )
-        return self._selections[key]
+            self._plans[key] = Plan(dataset=dataset, sampling=sampling, selection=selection, cap=selection.cap)
+        return self._plans[key]
 
     def _plan_of(self, prompt: PromptRecord) -> Plan:
-        sampling = next(entry.sampling for entry in self.recipe.prompts.datasets if entry.name == prompt.dataset)
-        selection = self._selection(prompt.dataset, needs_tools=bool(prompt.tools))
-        return Plan(dataset=prompt.dataset, sampling=sampling, selection=selection)
+        return self._plan(prompt.dataset, needs_tools=bool(prompt.tools))
 
     def _quantizations(self) -> Mapping[str, str | None]:
         """Return the precision of each provider that serves only one that the recipe allows."""
@@ -302,7 +381,7 @@ class GenerationSession:
         found: dict[str, set[str | None]] = {}
         for endpoint in self._known_endpoints:
             if (
-                isinstance(section, OpenAICompatible)
+                isinstance(section, (OpenAICompatible, SGLang))
                 or (endpoint.quantization or "unknown") in section.routing.quantizations
             ):
                 found.setdefault(endpoint.provider, set()).add(endpoint.quantization)
@@ -329,6 +408,7 @@ class GenerationSession:
             "in_flight": engine.limiter.in_flight,
             "rate_limited": engine.limiter.num_refused,
             "failed": sum(tally.failed for tally in self.history.by_dataset.values()),
+            "completion_tokens": sum(tally.completion_tokens for tally in self.history.by_dataset.values()),
         }
         done = sum(tally.samples + tally.failed for tally in self.history.by_dataset.values())
         self._progress(ProgressEvent(stage="generation", done=done, total=self.num_samples, values=values))
@@ -336,16 +416,20 @@ class GenerationSession:
             return
         for name, total in self._totals.items():
             tally = self.history.tally(name)
-            own: dict[str, float | int | str] = {"spent_usd": float(tally.cost_usd), "failed": tally.failed}
+            own: dict[str, float | int | str] = {
+                "spent_usd": float(tally.cost_usd),
+                "failed": tally.failed,
+                "completion_tokens": tally.completion_tokens,
+            }
             count = tally.samples + tally.failed
             self._progress(ProgressEvent(stage="generation", label=name, done=count, total=total, values=own))
 
 
 def open_session(
-    recipe: Recipe, run: RunDirectory, target: Path, progress: Progress = no_progress
+    recipe: Recipe, run: RunDirectory, target: Path, progress: Progress = no_progress, check: Check | None = None
 ) -> GenerationSession:
     """Return a session to be entered with `with`; see `GenerationSession`."""
-    return GenerationSession(recipe, run, target, progress)
+    return GenerationSession(recipe, run, target, progress, check)
 
 
 def seal_completions(session: GenerationSession) -> StageManifest:
@@ -372,11 +456,12 @@ def seal_completions(session: GenerationSession) -> StageManifest:
     stage, shards = session.stage, list[ShardRef]()
     for prompt_shard in prompt_shards(session.run.sealed(Stage.PROMPTS)):
         prompts, _ = read_prompts(session.run, prompt_shard)
-        shard = finished_shard(stage, prompt_shard, prompts, session.history)
+        shard = written_shard(stage, prompt_shard, prompts, session.history)
         if shard is None:
             shard = write_shard(stage, prompt_shard, prompts, session.history, {})
         shards.append(shard)
-    return stage.seal([*shards, failures], stats)
+    probes = stage.existing_shard(PROBES_NAME)
+    return stage.seal([*shards, failures, *([probes] if probes is not None else [])], stats)
 
 
 def generate(recipe: Recipe, run: RunDirectory, target: Path, progress: Progress = no_progress) -> StageManifest:
@@ -392,6 +477,10 @@ def generate(recipe: Recipe, run: RunDirectory, target: Path, progress: Progress
     with open_session(recipe, run, target, progress) as session, stopped_by_signals(session.stop):
         session.generate_all()
     return seal_completions(session)
+
+
+def _ended(tally: Tally) -> int:
+    return tally.samples + tally.failed
 
 
 def _positions(shards: Sequence[ShardRef], recipe: Recipe) -> tuple[dict[str, int], dict[str, int]]:

@@ -1,6 +1,7 @@
 """From a reply to the books: what is journaled, charged, held, looked up, and compared with the account."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,7 +11,7 @@ from eagle3.errors import ProviderError
 from eagle3.generation.history import ACCOUNT, History
 from eagle3.generation.journal import Journal, raw_field
 from eagle3.generation.ledger import Ledger, RequestKey
-from eagle3.providers.base import ChatProvider, GenerationRecord, PriceCap, RawReply, money_up
+from eagle3.providers.base import AccountUsage, ChatProvider, GenerationRecord, PriceCap, RawReply, money_up
 from eagle3.providers.classify import Billing, Outcome
 from eagle3.providers.wire import Answer
 from eagle3.records import FailureClass, JsonObject, Usage
@@ -18,6 +19,8 @@ from eagle3.records import FailureClass, JsonObject, Usage
 LOOKUP_WAITS_S = (0.0, 0.5, 1.0, 2.0)
 """A generation may be listed some seconds after its reply."""
 LOOKUPS_AT_ONCE = 20
+DOUBT_POLL_S = 10.0
+"""Between two looks at the account while money in doubt holds the run up."""
 NOISE_USD = Decimal("1e-9")
 """Differences that the account's floating-point figure makes."""
 KEPT_ERROR_BYTES = 2000
@@ -33,6 +36,8 @@ class Settlement:
         self._journal = journal
         self._history = history
         self._ledger = ledger
+        self._seen: tuple[AccountUsage, float] | None = None
+        """The account's last figure, and since when it is the same."""
 
     async def answer(
         self, dataset: str, key: RequestKey, reply: RawReply, outcome: Outcome, cap: PriceCap, attempts: int
@@ -63,7 +68,7 @@ class Settlement:
         else:
             assert usage is not None
             if cost_usd is None:
-                cost_usd, is_estimated = _estimate(usage, cap), True
+                cost_usd, is_estimated = await self._cost_of(usage, generation_id, cap)
             charged_usd = cost_usd
         entry: JsonObject = {
             "kind": "answer",
@@ -82,7 +87,9 @@ class Settlement:
             "latency_s": round(reply.elapsed_s, 4),
             **raw_field(reply.body),
         }
-        place = await self._journal.append(dataset, entry)
+        place, durable = self._journal.append_later(dataset, entry)
+        entry.pop("raw", None)  # the body is in the kernel's hands; thousands of answers may wait for one sync
+        await durable
         self._history.apply(dataset, entry, place)
         if reply.is_cache_hit:
             self._ledger.release(key)
@@ -103,7 +110,9 @@ class Settlement:
         if outcome.billing is Billing.REPORTED:
             answer = _answer_of(outcome)
             assert answer.usage is not None
-            cost_usd = answer.cost_usd if answer.cost_usd is not None else _estimate(answer.usage, cap)
+            cost_usd = answer.cost_usd
+            if cost_usd is None:
+                cost_usd, _ = await self._cost_of(answer.usage, outcome.generation_id, cap)
             await self._book_attempt(dataset, key, reply, outcome, "charged", cost_usd, counts=counts)
             self._ledger.settle(key, cost_usd, outcome.generation_id)
             return
@@ -152,6 +161,32 @@ class Settlement:
 
         holds = [(key, hold.generation_id) for key, hold in self._ledger.all_holds() if key[0] in dataset_of]
         await asyncio.gather(*(resolve(key, name) for key, name in holds if name is not None))
+
+    async def settle_doubts(
+        self, dataset_of: Mapping[str, str], stop: asyncio.Event, *, quiet_after_s: float, can_wait: bool
+    ) -> None:
+        """End holds: by their generations, else by the account once its figure has rested. Nothing may be under way.
+
+        Args:
+            dataset_of: By sample id.
+            stop: Ends the waiting.
+            quiet_after_s: Seconds until nothing of this run can be under way at the provider.
+            can_wait: Whether to wait for the account, `quiet_after_s` and twice its lag at most.
+        """
+        lag_s = self._provider.usage_lag_s or 0.0
+        started_s = time.monotonic()
+        while True:
+            waited_s = time.monotonic() - started_s
+            await self.resolve_holds(dataset_of)
+            await self.reconcile(is_quiet=waited_s >= quiet_after_s, since_s=0.0)
+            is_settled = not self._ledger.held_usd or self._provider.usage_lag_s is None
+            if is_settled or not can_wait or waited_s > quiet_after_s + 2 * lag_s:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(DOUBT_POLL_S, max(lag_s, quiet_after_s))):
+                    await stop.wait()
+            if stop.is_set():
+                return
 
     async def unsent(self, dataset: str, key: RequestKey) -> None:
         """Book an intent that was not carried out."""
@@ -210,10 +245,12 @@ class Settlement:
             return
         baseline = known[-1]
         shown_usd = account.usage_usd - Decimal(baseline["usage_usd"]) + Decimal(baseline["spent_usd"]) - NOISE_USD
-        is_final = is_quiet and since_s >= lag_s and not self._ledger.num_reserved
+        rests_s = max(since_s, self._unchanged_s(account))
+        is_final = is_quiet and rests_s >= lag_s and not self._ledger.num_reserved
         holds = list(self._ledger.all_holds()) if is_final else []
         before_usd = self._ledger.spent_usd
-        added_usd = self._ledger.excess(shown_usd, is_final=is_final)
+        # At once, not after the write: what is settled meanwhile must not change what the entry says.
+        added_usd = self._ledger.reconcile(shown_usd, is_final=is_final)
         if added_usd or holds:
             entry: JsonObject = {
                 "kind": "reconciled",
@@ -225,7 +262,13 @@ class Settlement:
             }
             await self._journal.append(ACCOUNT, entry)
             self._history.apply(ACCOUNT, entry)
-            self._ledger.reconcile(shown_usd, is_final=is_final)
+
+    def _unchanged_s(self, account: AccountUsage) -> float:
+        """Return how long this process has seen the account's figure as it is now."""
+        now_s = time.monotonic()
+        if self._seen is None or self._seen[0] != account:
+            self._seen = (account, now_s)
+        return now_s - self._seen[1]
 
     async def _book_attempt(
         self,
@@ -260,6 +303,12 @@ class Settlement:
         }
         await self._journal.append(dataset, entry)
         self._history.apply(dataset, entry)
+
+    async def _cost_of(self, usage: Usage, generation_id: str | None, cap: PriceCap) -> tuple[Decimal, bool]:
+        """Return what a reply without a cost was charged, and whether that is an estimate at the dearest prices."""
+        keeps_books = self._provider.usage_lag_s is not None
+        found = await self._find(generation_id, LOOKUP_WAITS_S[:2]) if keeps_books else None
+        return (found.cost_usd, False) if found is not None else (_estimate(usage, cap), True)
 
     def _hold_of(self, sample_id: str, generation_id: str) -> RequestKey | None:
         """Return the lost request whose answer a generation is: by id, else the oldest of unknown id."""

@@ -1,6 +1,7 @@
 """From the journal to the sealed stage: completions as Parquet in prompt order, failures as JSON Lines."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -22,6 +23,9 @@ STATE_NAME = "simulator-state.json"
 
 TOKENS_BEYOND_TEXT = 256
 """Room in the bound of prompt tokens for what a chat template adds of itself, such as a default system message."""
+COUNTED_SHARE = 1.05
+COUNTED_EXTRA_TOKENS = 64
+"""Room beside a counted prompt: providers may render another template."""
 
 
 def open_completions(recipe: Recipe, run: RunDirectory) -> OpenStage:
@@ -47,8 +51,9 @@ def prompt_shards(manifest: StageManifest) -> list[ShardRef]:
 def read_prompts(run: RunDirectory, shard: ShardRef) -> tuple[list[PromptRecord], list[int]]:
     """Return the prompts of a sealed shard, and for each the most prompt tokens it can have.
 
-    The bound is the length of the conversation as JSON in UTF-8 bytes: a byte-level tokenizer makes no more tokens than
-    there are bytes. Exact counts are taken when the prompts stage wrote them.
+    The bound is the count that the prompts stage wrote, with room for what a provider's own template adds. Without a
+    count it is the length of the conversation as JSON in UTF-8 bytes: a byte-level tokenizer makes no more tokens than
+    there are bytes.
     """
     path = verify_shard(run.stage_path(Stage.PROMPTS), shard)
     prompts: list[PromptRecord] = []
@@ -57,8 +62,16 @@ def read_prompts(run: RunDirectory, shard: ShardRef) -> tuple[list[PromptRecord]
         exact: int | None = values.pop("num_prompt_tokens", None)
         prompt = prompt_from_json(values)
         prompts.append(prompt)
-        bounds.append(exact if exact is not None else prompt_token_bound(prompt))
+        bounds.append(counted_bound(exact) if exact is not None else prompt_token_bound(prompt))
     return prompts, bounds
+
+
+def counted_bound(num_prompt_tokens: int) -> int:
+    """Return the most tokens that a prompt of this counted length is billed as.
+
+    Recorded providers bill the template's count exactly; some add a few tokens around tools.
+    """
+    return math.ceil(num_prompt_tokens * COUNTED_SHARE) + COUNTED_EXTRA_TOKENS
 
 
 def prompt_token_bound(prompt: PromptRecord) -> int:
@@ -118,9 +131,18 @@ def shard_name(prompt_shard: ShardRef) -> str:
 def finished_shard(
     stage: OpenStage, prompt_shard: ShardRef, prompts: Sequence[PromptRecord], history: History
 ) -> ShardRef | None:
-    """Return the shard when it was written before and says what the journal says."""
+    """Return the shard when nothing more is to be asked for it, and its file says what the journal says."""
+    if not all(history.sample(prompt.sample_id).is_final for prompt in prompts):
+        return None
+    return written_shard(stage, prompt_shard, prompts, history)
+
+
+def written_shard(
+    stage: OpenStage, prompt_shard: ShardRef, prompts: Sequence[PromptRecord], history: History
+) -> ShardRef | None:
+    """Return the shard when its file holds all answers there are; samples that a token budget left out have none."""
     found = stage.existing_shard(shard_name(prompt_shard))
-    if found is None or not all(history.sample(prompt.sample_id).is_final for prompt in prompts):
+    if found is None:
         return None
     answered = sum(history.sample(prompt.sample_id).answer is not None for prompt in prompts)
     return found if found.num_samples == answered else None
@@ -139,11 +161,10 @@ def write_shard(
         place = history.sample(prompt.sample_id).answer
         if place is not None:
             completions.append(completion_from_entry(prompt.dataset, place.read(), quantizations))
-    rows = [completion_to_row(completion) for completion in completions]
     cost_usd = sum((completion.cost_usd for completion in completions), Decimal(0))
     return stage.commit_shard(
         shard_name(prompt_shard),
-        lambda path: write_rows(path, rows, COMPLETIONS),
+        lambda path: write_rows(path, map(completion_to_row, completions), COMPLETIONS),
         num_samples=len(completions),
         num_tokens=sum(completion.usage.completion_tokens for completion in completions),
         stats={

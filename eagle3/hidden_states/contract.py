@@ -19,7 +19,6 @@ DtypeName = Literal["bfloat16", "float32"]
 
 ITEM_BYTES: Mapping[str, int] = {"bfloat16": 2, "float32": 4}
 """Bytes of one stored value."""
-NUM_DEFAULT_LAYERS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

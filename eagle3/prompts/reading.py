@@ -5,6 +5,7 @@ everywhere. Whether a well-formed conversation can be asked is decided in `eagle
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 """Roles of OpenAI chat messages."""
 KNOWN_KEYS = frozenset({"id", "messages", "tools"})
 PARQUET_SUFFIX = ".parquet"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,9 @@ def parse_conversation(value: object, line: int, file_name: str) -> Conversation
     prompt_id: object = entry.get("id")
     if prompt_id is not None and (isinstance(prompt_id, bool) or not isinstance(prompt_id, (str, int))):
         place.fail("a text or a whole number as `id`", prompt_id)
+    for name in (*entry, str(prompt_id)):
+        if _SURROGATE.search(name):
+            place.fail("keys and `id` without halves of surrogate pairs, which no file can hold", name)
     return Conversation(
         line=line,
         prompt_id=f"line-{line}" if prompt_id is None else str(prompt_id),

@@ -1,6 +1,7 @@
 """Driver of the prompts stage: files in, shards of prompt records and a list of dropped prompts out.
 
-Files: `1-prompts/<dataset>/shard-00000.jsonl` in file order, the replicas of a prompt side by side, and
+Files: `1-prompts/<dataset>/shard-00000.jsonl` in file order, the replicas of a prompt side by side, each line with
+`num_prompt_tokens`, the length of the rendered prompt, and
 `1-prompts/dropped.jsonl`, one line per prompt that is not asked, with the reason.
 """
 
@@ -175,7 +176,9 @@ def _commit_shards(stage: OpenStage, dataset: str, selected: SelectedPrompts, sh
     rows = list(zip(selected.records, selected.prompt_tokens, strict=True))
     for number, start in enumerate(range(0, len(rows), shard_samples)):
         chunk = rows[start : start + shard_samples]
-        records: Sequence[Mapping[str, Any]] = [prompt_to_json(record) for record, _ in chunk]
+        records: Sequence[Mapping[str, Any]] = [
+            {**prompt_to_json(record), "num_prompt_tokens": num_tokens} for record, num_tokens in chunk
+        ]
         shards.append(
             stage.commit_shard(
                 f"{dataset}/shard-{number:05d}.jsonl",

@@ -86,7 +86,16 @@ _NO_MODEL = re.compile(
     r"not a valid model|model_not_found|wrong_endpoint|no such model|model .* does not exist", re.IGNORECASE
 )
 
+_PROMPT_LIMIT = re.compile(r"prompt tokens limit exceeded", re.IGNORECASE)
+
 RULES: Sequence[Rule] = (
+    Rule(
+        name="prompt beyond what the key may send",
+        verdict=Verdict.SAMPLE_REJECTED,
+        billing=Billing.FREE,
+        codes=_codes(402),
+        text=_PROMPT_LIMIT,
+    ),
     Rule(name="no money", verdict=Verdict.OUT_OF_CREDITS, billing=Billing.FREE, codes=_codes(402)),
     Rule(name="key refused", verdict=Verdict.CREDENTIALS, billing=Billing.FREE, codes=_codes(401)),
     Rule(

@@ -30,12 +30,14 @@ class OpenAICompatibleProvider:
         return_token_ids: bool,
         prompt_price_usd_per_mtok: Decimal,
         completion_price_usd_per_mtok: Decimal,
+        stream: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """Prepare a client; nothing is sent. `transport` is for tests."""
         self._connection = Connection(base_url, key, {}, transport)
         self._model = model
         self._return_token_ids = return_token_ids
+        self._stream = stream
         self._prices = (prompt_price_usd_per_mtok / _MTOK, completion_price_usd_per_mtok / _MTOK)
 
     @property
@@ -80,6 +82,9 @@ class OpenAICompatibleProvider:
             body["chat_template_kwargs"] = dict(request.template_options)
         if self._return_token_ids:
             body["return_token_ids"] = True
+        if self._stream:
+            body["stream"] = True
+            body["stream_options"] = {"include_usage": True}
         return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
     async def complete(self, body: bytes, *, deadline_s: float, refresh: bool = False) -> RawReply:

@@ -4,11 +4,14 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from eagle3.errors import ConfigurationError
 from eagle3.providers.base import ChatProvider
 from eagle3.providers.connection import ApiKey, key_from_environment
 from eagle3.providers.openai_compatible import OpenAICompatibleProvider
 from eagle3.providers.openrouter import OpenRouterProvider
-from eagle3.recipe import OpenAICompatible, OpenRouter, Recipe
+from eagle3.providers.sglang import SGLangProvider
+from eagle3.recipe import OpenAICompatible, OpenRouter, Recipe, SGLang
+from eagle3.tokens.rendering import open_renderer
 
 
 @asynccontextmanager
@@ -20,10 +23,12 @@ async def open_provider(
     Args:
         recipe: Its `generation.provider` decides.
         state: Where a look-alike keeps account, cache and generations, so that a resumed run meets the same world.
-        target: Prepared Hugging Face directory; a look-alike cuts answers with its tokenizer.
+        target: Prepared Hugging Face directory; a look-alike cuts answers with its tokenizer, and prompts that go out
+            as ids are rendered with it.
 
     Raises:
         CredentialsError: The key's environment variable is empty.
+        ConfigurationError: `sglang` without a target.
     """
     section = recipe.generation.provider
     if isinstance(section, OpenRouter):
@@ -33,6 +38,7 @@ async def open_provider(
             model=section.model,
             routing=section.routing,
             response_cache=section.response_cache,
+            stream=section.stream,
         )
         try:
             yield provider
@@ -48,7 +54,15 @@ async def open_provider(
             return_token_ids=section.return_token_ids,
             prompt_price_usd_per_mtok=section.prompt_price_usd_per_mtok,
             completion_price_usd_per_mtok=section.completion_price_usd_per_mtok,
+            stream=section.stream,
         )
+        try:
+            yield provider
+        finally:
+            await provider.aclose()
+        return
+    if isinstance(section, SGLang):
+        provider = _sglang(section, recipe, target)
         try:
             yield provider
         finally:
@@ -62,7 +76,8 @@ async def open_provider(
         recipe.resolve(section.scenario),
         answers,
         tokenizer=target,
-        grammar=recipe.target.grammar if target is not None else None,
+        grammar=_grammar_name(recipe) if target is not None else None,
+        mode=recipe.target.mode if target is not None else None,
         state=state,
     )
     with process:
@@ -72,6 +87,7 @@ async def open_provider(
             model=section.model,
             routing=section.routing,
             response_cache=section.response_cache,
+            stream=section.stream,
             usage_lag_s=0.0,
             answers_outlive_us=False,
         )
@@ -79,3 +95,24 @@ async def open_provider(
             yield provider
         finally:
             await provider.aclose()
+
+
+def _grammar_name(recipe: Recipe) -> str:
+    name = recipe.target.grammar
+    return str(recipe.resolve(Path(name))) if name.endswith((".yaml", ".yml")) else name
+
+
+def _sglang(section: SGLang, recipe: Recipe, target: Path | None) -> SGLangProvider:
+    if target is None:
+        raise ConfigurationError("a provider of kind 'sglang' renders prompts itself: it needs the prepared target.")
+    renderer = open_renderer(recipe, target)
+    grammar = renderer.grammar
+    stop_ids = sorted({grammar.control[name].id for names in grammar.end.values() for name in names})
+    return SGLangProvider(
+        base_url=section.base_url,
+        key=key_from_environment(section.api_key_env) if section.api_key_env is not None else None,
+        render_ids=renderer.render_ids,
+        stop_ids=stop_ids,
+        prompt_price_usd_per_mtok=section.prompt_price_usd_per_mtok,
+        completion_price_usd_per_mtok=section.completion_price_usd_per_mtok,
+    )

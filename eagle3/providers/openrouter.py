@@ -31,7 +31,7 @@ _MTOK = Decimal(1_000_000)
 
 
 class OpenRouterProvider:
-    """Chat completions over OpenRouter's HTTP API, never streamed, never retried."""
+    """Chat completions over OpenRouter's HTTP API, never retried."""
 
     name = "openrouter"
     names_providers = True
@@ -44,6 +44,7 @@ class OpenRouterProvider:
         model: str,
         routing: Routing,
         response_cache: bool,
+        stream: bool = False,
         usage_lag_s: float = USAGE_LAG_S,
         answers_outlive_us: bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
@@ -56,6 +57,7 @@ class OpenRouterProvider:
             model: Slug, for example `moonshotai/kimi-k2.5`.
             routing: The recipe's filters.
             response_cache: Ask the service to keep replies, so that a lost one is not paid for twice.
+            stream: Receive answers as server-sent events.
             usage_lag_s: Quiet seconds after which the key's usage is believed.
             answers_outlive_us: False for a server that dies with this process.
             transport: For tests.
@@ -66,6 +68,7 @@ class OpenRouterProvider:
         self._connection = Connection(base_url, key, headers, transport)
         self._model = model
         self._routing = routing
+        self._stream = stream
         self.usage_lag_s: float | None = usage_lag_s
         self.answers_outlive_us = answers_outlive_us
 
@@ -108,6 +111,10 @@ class OpenRouterProvider:
             body["seed"] = sampling.seed + request.replica
         if request.tools:
             body["tools"] = list(request.tools)
+        if sampling.reasoning is not None:
+            body["reasoning"] = sampling.reasoning.model_dump(exclude_none=True)
+        if self._stream:
+            body["stream"] = True
         if request.replica:
             body["metadata"] = {"replica": str(request.replica)}
         # On by default for short contexts, this would remove the middle of a prompt without a word.

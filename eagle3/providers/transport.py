@@ -17,6 +17,9 @@ import httpx
 IDLE_LIMIT_S = 75.0
 """How long an idle connection is kept; longer than any pause after a rate limit."""
 
+CONNECTS_AT_ONCE = 128
+"""Handshakes under way. Thousands at once would all be late: each costs about 1 ms of CPU on either side."""
+
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -140,6 +143,12 @@ class _Connection(asyncio.Protocol):
         if error is not None and not self._has_head:
             raise error
 
+    def rest(self, now_s: float) -> None:
+        """Wait for the next request, and let go of the last one: thousands of connections may be idle."""
+        self.idle_since_s = now_s
+        self.request, self.headers, self.chunks = None, [], []
+        self.head = self.end = self._timer = self._parser = None
+
     @property
     def error(self) -> httpx.TransportError | None:
         """What ended the exchange early; None while it runs or when it ended well."""
@@ -193,8 +202,10 @@ class _Body(httpx.AsyncByteStream):
         assert connection.end is not None
         if not connection.end.done():
             await asyncio.wait([connection.end])
-        if connection.chunks:
-            yield b"".join(connection.chunks)
+        body, connection.chunks = b"".join(connection.chunks), []
+        if body:
+            yield body
+        del body
         if connection.error is not None:
             raise connection.error
 
@@ -218,6 +229,7 @@ class FastTransport(httpx.AsyncBaseTransport):
         self._idle_limit_s = idle_limit_s
         self._idle: dict[tuple[str, str, int], list[_Connection]] = {}
         self._busy: set[_Connection] = set()
+        self._connecting = asyncio.Semaphore(CONNECTS_AT_ONCE)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send one request; the response's body arrives through its stream."""
@@ -247,7 +259,7 @@ class FastTransport(httpx.AsyncBaseTransport):
             connection.abort()
             return
         now_s = asyncio.get_running_loop().time()
-        connection.idle_since_s = now_s
+        connection.rest(now_s)
         idle = self._idle.setdefault(origin, [])
         idle.append(connection)
         while idle and now_s - idle[0].idle_since_s > self._idle_limit_s:
@@ -279,7 +291,7 @@ class FastTransport(httpx.AsyncBaseTransport):
             context = self._ssl = self._ssl or httpx.create_ssl_context()
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(timeouts.get("connect")):
+            async with self._connecting, asyncio.timeout(timeouts.get("connect")):
                 _, connection = await loop.create_connection(lambda: _Connection(loop), host, port, ssl=context)
         except TimeoutError as exc:
             raise httpx.ConnectTimeout(f"no connection to {host}:{port} in time", request=request) from exc

@@ -6,19 +6,27 @@ differently; it never raises.
 """
 
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from eagle3.providers.base import money
+from eagle3.providers.stream import END, join_stream
 from eagle3.records import JsonObject, ToolCall, Usage
 
 FINISH_REASONS = frozenset({"stop", "length", "tool_calls"})
 """Endings that are answers. Any other is quarantined, not counted as success."""
 
 _WHOLE_REASONING = frozenset({"reasoning.text"})
+
+
+_STREAM_STARTS = (b"data:", b":", b"event:")
+
+
+class _IncompleteError(Exception):
+    """A stream that is no whole reply."""
 
 
 class _Wire(BaseModel):
@@ -56,6 +64,7 @@ class _Choice(_Wire):
     token_ids: list[int] | None = None
     response_token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+    logprobs: Any = None
     meta_info: JsonObject | None = None
 
 
@@ -87,6 +96,9 @@ class _Reply(_Wire):
     object: str | None = None
     message: Any = None
     code: Any = None
+    text: str | None = None
+    output_ids: list[int] | None = None
+    meta_info: JsonObject | None = None
 
 
 class ReplyKind(StrEnum):
@@ -142,6 +154,8 @@ class Answer:
     cost_usd: Decimal | None
     prompt_token_ids: tuple[int, ...] | None
     completion_token_ids: tuple[int, ...] | None
+    token_bytes: tuple[bytes, ...] | None = None
+    """Bytes of every answered token, out of `logprobs`; None when there are none or one lacks its bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,12 +169,14 @@ class ParsedReply:
 
 
 def parse_reply(body: bytes) -> ParsedReply:  # noqa: PLR0911 - one return per kind of reply
-    """Read a chat completion body, or whatever arrived in its place."""
+    """Read a chat completion body, streamed or whole, a body of SGLang's `/generate`, or whatever arrived instead."""
     text = body.strip(b" \t\r\n")
     if not text:
         return ParsedReply(kind=ReplyKind.PADDING_ONLY, detail=f"{len(body)} bytes of whitespace and no JSON")
     try:
-        reply = _Reply.model_validate_json(text)
+        reply = _streamed(text) if text.startswith(_STREAM_STARTS) else _Reply.model_validate_json(text)
+    except _IncompleteError as exc:
+        return ParsedReply(kind=ReplyKind.MALFORMED, detail=f"{exc} ({len(body)} bytes)")
     except ValidationError as exc:
         problem = exc.errors(include_input=False, include_url=False)[0]
         place = ".".join(str(part) for part in problem["loc"])
@@ -173,6 +189,8 @@ def parse_reply(body: bytes) -> ParsedReply:  # noqa: PLR0911 - one return per k
         return ParsedReply(
             kind=ReplyKind.ERROR, error=_error_body({"message": str(reply.message or ""), "code": reply.code})
         )
+    if not reply.choices and reply.output_ids is not None and reply.meta_info is not None:
+        reply = _chat_form(reply, reply.output_ids, reply.meta_info)
     if not reply.choices:
         return ParsedReply(kind=ReplyKind.MALFORMED, detail="JSON without choices and without an error")
     choice = reply.choices[0]
@@ -191,6 +209,43 @@ def parse_reply(body: bytes) -> ParsedReply:  # noqa: PLR0911 - one return per k
     if _is_empty(answer):
         return ParsedReply(kind=ReplyKind.EMPTY, answer=answer, detail="no reasoning, no content, no tool call")
     return ParsedReply(kind=ReplyKind.ANSWER, answer=answer)
+
+
+def _streamed(text: bytes) -> _Reply:
+    """Return a stream joined; without an error it is whole only with finish reason, usage and end mark."""
+    try:
+        events = text.decode("utf-8")
+        joined = join_stream(events)
+    except (ValueError, TypeError) as exc:
+        raise _IncompleteError(f"the stream was cut or is none: {type(exc).__name__}") from exc
+    reply = _Reply.model_validate(joined)
+    choice = reply.choices[0] if reply.choices else None
+    if reply.error is not None or (choice is not None and choice.error is not None):
+        return reply
+    if choice is None or choice.finish_reason is None:
+        raise _IncompleteError("the stream ended without a finish reason")
+    if reply.usage is None:
+        raise _IncompleteError("the stream ended without usage")
+    if not any(line.removeprefix("data:").strip() == END for line in events[-200:].split("\n")):
+        raise _IncompleteError(f"the stream ended without {END}")
+    choice.message.content = choice.message.content or None  # every event says "", also of an answer that has none
+    return reply
+
+
+def _chat_form(reply: _Reply, output_ids: list[int], meta: JsonObject) -> _Reply:
+    """Return a `/generate` reply as a chat reply: its text is content, in which nothing was parsed."""
+    finish = meta.get("finish_reason")
+    reason = _text(_mapping(finish).get("type")) or _text(finish)
+    choice = _Choice(
+        message=_Message(content=reply.text),
+        finish_reason=reason,
+        native_finish_reason=reason,
+        token_ids=output_ids,
+        error=_mapping(finish).get("message") if reason == "abort" else None,
+    )
+    counts = [_integer(meta.get(name)) for name in ("prompt_tokens", "completion_tokens")]
+    usage = _Usage(prompt_tokens=counts[0] or 0, completion_tokens=counts[1] or 0) if None not in counts else None
+    return reply.model_copy(update={"id": _text(meta.get("id")), "choices": [choice], "usage": usage})
 
 
 def _is_empty(answer: Answer) -> bool:
@@ -222,7 +277,21 @@ def _answer(reply: _Reply, choice: _Choice) -> Answer:
         cost_usd=_cost(reply.usage),
         prompt_token_ids=tuple(prompt_ids) if prompt_ids else None,
         completion_token_ids=tuple(completion_ids) if completion_ids else None,
+        token_bytes=_token_bytes(choice.logprobs),
     )
+
+
+def _token_bytes(logprobs: Any) -> tuple[bytes, ...] | None:
+    entries = _mapping(logprobs).get("content")
+    if not isinstance(entries, list) or not entries:
+        return None
+    found: list[bytes] = []
+    for entry in cast("list[Any]", entries):
+        try:
+            found.append(bytes(_mapping(entry)["bytes"]))
+        except (KeyError, TypeError, ValueError):
+            return None
+    return tuple(found)
 
 
 def _billing_only(reply: _Reply) -> Answer | None:
@@ -243,7 +312,12 @@ def _usage(usage: _Usage | None) -> Usage | None:
 
 
 def _cost(usage: _Usage | None) -> Decimal | None:
-    return None if usage is None or usage.cost is None else money(usage.cost)
+    if usage is None or usage.cost is None:
+        return None
+    try:
+        return money(usage.cost)
+    except InvalidOperation:  # a number no account can pay: not a cost
+        return None
 
 
 def _error_body(error: Any) -> ErrorBody:

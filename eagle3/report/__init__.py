@@ -5,6 +5,7 @@ recipe's reference page lives here too (`recipe_docs`).
 """
 
 from eagle3.report.page import build_report, write_report
+from eagle3.report.reading import is_data_shard
 from eagle3.report.rendering import render_status, render_summary
 from eagle3.report.status import (
     DatasetRow,
@@ -26,6 +27,7 @@ __all__ = [
     "StageState",
     "build_report",
     "build_summary",
+    "is_data_shard",
     "read_summary",
     "render_status",
     "render_summary",

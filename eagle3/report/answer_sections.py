@@ -161,7 +161,20 @@ def exactness_section(view: RunView) -> str:
         "Exactness of the token ids",
         charts(bars, picture),
         table(["grade", "samples", "share"], rows, (1, 2)),
+        _truth_table(view),
     )
+
+
+def _truth_table(view: RunView) -> str:
+    """Show how ids rebuilt from text compare with the server's own, where it gave them."""
+    truth = {
+        name: integer(count) or 0 for name, count in as_mapping(view.stats(Stage.TOKEN_SAMPLES).get("truth")).items()
+    }
+    total = sum(truth.values())
+    if not total:
+        return ""
+    rows = [[name.replace("_", " "), count, f"{count / total:.1%}"] for name, count in truth.items()]
+    return table(["rebuilt from text, beside native ids", "samples", "share"], rows, (1, 2))
 
 
 def _delta_name(delta: str) -> str:

@@ -45,10 +45,12 @@ def _load_answers(options: argparse.Namespace) -> Answers:
         return load_answers(options.answers)
     if options.grammar is None:
         return load_answers(options.answers, decode=load_decode(options.tokenizer))
+    from eagle3.simulator.improvised import Improviser
     from eagle3.simulator.scripted import Script
 
     script = Script(options.tokenizer, options.grammar, options.mode)
-    return load_answers(options.answers, decode=script.decode, script=script.answer)
+    improviser = Improviser(script)
+    return load_answers(options.answers, decode=script.decode, script=script.answer, improvise=improviser.answer)
 
 
 def _announce(line: str, ready_file: Path | None) -> None:

@@ -49,6 +49,10 @@ class Answer:
     """The last output id is the end token, which no reply shows."""
 
 
+Improvise = Callable[[Mapping[str, Any], int | None], Answer | None]
+"""A request and its `max_tokens` to an answer, or to null when the question is none of those it knows."""
+
+
 class AnswerTooLongError(InputError):
     """The recorded answer exceeds the request's `max_tokens` and cannot be cut without a tokenizer."""
 
@@ -109,10 +113,11 @@ def cut_answer(answer: Answer, max_tokens: int, decode: Decode | None) -> Answer
 class Answers:
     """All recorded answers of a simulator, by messages."""
 
-    def __init__(self, *, decode: Decode | None = None) -> None:
-        """Start empty; `decode` makes text of cut answers."""
+    def __init__(self, *, decode: Decode | None = None, improvise: Improvise | None = None) -> None:
+        """Start empty; `decode` makes text of cut answers, `improvise` answers what nobody recorded."""
         self._by_messages: dict[str, list[Answer]] = {}
         self._decode = decode
+        self._improvise = improvise
 
     def __len__(self) -> int:
         return sum(map(len, self._by_messages.values()))
@@ -120,6 +125,10 @@ class Answers:
     def add(self, messages: object, answer: Answer) -> None:
         """Record one more answer to `messages`."""
         self._by_messages.setdefault(key_of(messages), []).append(answer)
+
+    def improvised(self, request: Mapping[str, Any], max_tokens: int | None) -> Answer | None:
+        """The answer to a question that nobody recorded, cut to `max_tokens`; null when it is not an easy one."""
+        return None if self._improvise is None else self._improvise(request, max_tokens)
 
     def find(self, messages_key: str, *, max_tokens: int | None, replica: str) -> Answer | None:
         """The answer to a prompt, cut to `max_tokens`; null when none is recorded.
@@ -143,6 +152,7 @@ def load_answers(
     paths: Iterable[Path],
     *,
     decode: Decode | None = None,
+    improvise: Improvise | None = None,
     script: Callable[[Mapping[str, Any]], Answer] | None = None,
 ) -> Answers:
     """Read answer files: JSON lines with `messages` and either `output_ids` (recorded) or `content` (scripted).
@@ -150,13 +160,14 @@ def load_answers(
     Args:
         paths: Files to read.
         decode: Ids to text, for requests with a smaller `max_tokens` than the recording.
+        improvise: Answers some questions that nobody recorded.
         script: Turns a scripted line into an answer; null when no tokenizer and grammar are given.
 
     Raises:
         ConfigurationError: A file cannot be read, or holds scripted lines and `script` is null.
         InputError: A line is malformed.
     """
-    answers = Answers(decode=decode)
+    answers = Answers(decode=decode, improvise=improvise)
     for path in paths:
         try:
             # Not splitlines: answers may contain U+2028 and its like unescaped.

@@ -6,6 +6,7 @@ the account, the answer, the provider's capacity, and only then the faults of th
 
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from eagle3.simulator import bodies
@@ -41,6 +42,7 @@ class ChatService:
         self._clock = clock
         self._live = live
         self._in_flight: dict[str, int] = {}
+        self._num_accepted: dict[str, int] = {}
 
     def handle(self, key: str, headers: Mapping[str, str], body: bytes, reply: Reply) -> None:
         """Answer one authenticated request; the reply may come later.
@@ -122,7 +124,8 @@ class ChatService:
 
     def _recorded(self, request: ChatRequest, limit: int | None) -> Answer | None:
         try:
-            return self._answers.find(request.messages_key, max_tokens=limit, replica=request.replica)
+            found = self._answers.find(request.messages_key, max_tokens=limit, replica=request.replica)
+            return found if found is not None else self._answers.improvised(request.fields, limit)
         except AnswerTooLongError as exc:
             raise refused(400, f"Simulator: {exc}", "invalid_request") from exc
 
@@ -137,6 +140,12 @@ class ChatService:
         scenario = self._scenario
         provider = self._with_capacity(request, providers)
         self._check_context(request, provider, answer)
+        num_accepted = self._num_accepted.get(provider.tag, 0)
+        self._num_accepted[provider.tag] = num_accepted + 1
+        suffix = provider.model_suffix(num_accepted)
+        if suffix is not None:
+            request = replace(request, model=request.model.model_copy(update={"suffix": suffix}))
+        provider = provider.after(num_accepted)
         attempt = self._state.take_attempt(request.sample_key)
         seconds = latency_s(
             provider.latency,

@@ -121,6 +121,18 @@ class Latency(_Section):
     per_token_s: float = Field(default=0.0, ge=0)
 
 
+class Change(_Section):
+    """What a provider does differently from some answer on. Null leaves a habit as it was."""
+
+    after_answers: int = Field(ge=0)
+    """Requests it accepts before the change, counted since the start of the simulator."""
+    space_around_control_tokens: bool | None = None
+    tool_arguments: Literal["verbatim", "compact", "spaced"] | None = None
+    end_token_billed: bool | None = None
+    model_suffix: str | None = None
+    """Replies name the model `{id}-{model_suffix}` from then on: another model under the same name."""
+
+
 class Provider(_Section):
     """One endpoint that serves the models of the scenario."""
 
@@ -151,11 +163,26 @@ class Provider(_Section):
     """Whether `return_token_ids: true` in the request is honoured."""
     cancels_streams: bool = True
     """Whether closing a stream stops the billing. A request without `stream` is always billed in full."""
+    change: Change | None = None
+    """A change of habits in mid-run."""
 
     @property
     def base_slug(self) -> str:
         """The slug that names all endpoints of this provider."""
         return self.tag.split("/", 1)[0]
+
+    def after(self, num_answers: int) -> "Provider":
+        """This provider as it is once it has accepted so many requests."""
+        if self.change is None or num_answers < self.change.after_answers:
+            return self
+        new = self.change.model_dump(exclude={"after_answers", "model_suffix"}, exclude_none=True)
+        return self.model_copy(update=new)
+
+    def model_suffix(self, num_answers: int) -> str | None:
+        """The model suffix its replies show after so many requests; null for the model's own."""
+        if self.change is None or num_answers < self.change.after_answers:
+            return None
+        return self.change.model_suffix
 
     def is_named(self, slug: str) -> bool:
         """Whether a routing slug of the request means this endpoint (case does not matter)."""

@@ -39,6 +39,16 @@ class Script:
         """Ids of plain text to text."""
         return self._tokenizer.decode
 
+    @property
+    def close_id(self) -> int | None:
+        """Id that ends the reasoning; null when this mode generates none."""
+        return None if self._mode.close is None else self._tokenizer.control_id(self._mode.close)
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the family has tool calls."""
+        return self._grammar.tools is not None
+
     def answer(self, record: Mapping[str, Any]) -> Answer:
         """Lay down the ids of one scripted line.
 

@@ -99,6 +99,8 @@ class Around(_Model):
 class ToolGrammar(_Model):
     """How tool calls are written."""
 
+    after_content: tuple[Part, ...] = ()
+    """Between an answer text and the calls, when there is such a text."""
     before: tuple[Part, ...] = ()
     """Before the first call."""
     call: tuple[Part, ...] = Field(min_length=1)
@@ -157,6 +159,8 @@ class ResponseGrammar(_Model):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
     version: int = Field(ge=1)
     """Raised whenever a change of the file changes ids."""
+    models: tuple[str, ...] = ()
+    """Patterns of model ids that answer so, lower case with `*`: they choose a grammar for recorded replies."""
     tokenizer: TokenizerFormat
     control: Mapping[str, ControlToken] = Field(min_length=1)
     """Named control tokens; the names are this file's own."""
@@ -167,6 +171,8 @@ class ResponseGrammar(_Model):
     tool_declarations: Literal["json", "typescript"] = "json"
     """`typescript`: the template also takes the tools as TypeScript, in the variable `tools_ts_str`."""
     variants: Variants = Variants()
+    chat_template: str | None = None
+    """For directories that have no template or a sibling family's; one in the directory that fits comes first."""
 
     @model_validator(mode="after")
     def _names_are_declared(self) -> Self:
@@ -193,13 +199,14 @@ class ResponseGrammar(_Model):
         for reason, tokens in self.end.items():
             yield from ((f"end.{reason}", token) for token in tokens)
         if self.tools is not None:
-            parts = [*self.tools.before, *self.tools.call, *self.tools.between, *self.tools.after]
+            tools = self.tools
+            parts = [*tools.after_content, *tools.before, *tools.call, *tools.between, *tools.after]
             yield from (("tools", part.token) for part in parts if part.token is not None)
 
     @property
     def digest(self) -> str:
-        """sha256 over the whole grammar: equal digests give equal ids."""
-        return sha256_text(canonical_json(self.model_dump(mode="json")))
+        """sha256 over all that decides the ids of answers: equal digests give equal ids."""
+        return sha256_text(canonical_json(self.model_dump(mode="json", exclude={"models", "chat_template"})))
 
     def mode(self, name: str) -> Mode:
         """Return a mode.

@@ -55,6 +55,7 @@ class HfTokenizer:
             else:
                 self._bytes[piece_id] = piece.encode()
         self._bytes |= {token_id: text.encode() for text, token_id in added}
+        self._ids: dict[bytes, int] = {}
         self._vocab_size = max(self._bytes) + 1
         self._digest = sha256_text(canonical_json(["hf", digest]))
 
@@ -90,6 +91,12 @@ class HfTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text that ids stand for; bytes that are no UTF-8 become U+FFFD."""
         return self.decode_bytes(ids).decode(errors="replace")
+
+    def token_id(self, data: bytes) -> int | None:
+        """Return the id of the one token with these bytes; None when there is none."""
+        if not self._ids:
+            self._ids = {piece: token_id for token_id, piece in reversed(self._bytes.items())}
+        return self._ids.get(data)
 
     def control_id(self, name: str) -> int:
         """Return the id of a control token by name or text; unknown names raise."""

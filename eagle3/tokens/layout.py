@@ -22,6 +22,7 @@ from eagle3.tokens.grammar import (
     SpaceBefore,
     ToolGrammar,
 )
+from eagle3.tokens.raw_tools import RawSection, find_raw_section
 
 SPACE = " "
 """U+0020, the only character a detokenizer adds. Nothing else is ever stripped, and never more than one."""
@@ -38,17 +39,29 @@ class Habits:
     end_billed: bool = True
     close_billed: bool = True
 
-    def text_key(self, completion: Completion) -> tuple[object, ...]:
+    def text_key(self, completion: Completion, shape: "Shape") -> tuple[object, ...]:
         """Return what of the habits shapes the ids of an answer: habits of equal keys lay it out alike."""
-        texts = [text for text in (completion.reasoning, completion.content) if text]
-        # Raw content may be split later, and then has a beginning and an end in its middle.
-        is_raw = not completion.reasoning
+        return text_keys(completion, shape)(self)
+
+
+def text_keys(completion: Completion, shape: "Shape") -> "Callable[[Habits], tuple[object, ...]]":
+    """Return `Habits.text_key` for one answer, which is looked at only once."""
+    texts = [text for text in (completion.reasoning, completion.content) if text]
+    # Raw content may be split later, and then has a beginning and an end in its middle.
+    is_raw = not completion.reasoning or shape.has_raw_tools
+    head = is_raw or any(text.startswith(SPACE) for text in texts)
+    tail = is_raw or any(text.endswith(SPACE) for text in texts)
+    has_calls = bool(completion.tool_calls)
+
+    def key(habits: Habits) -> tuple[object, ...]:
         return (
-            self.head_space if is_raw or any(text.startswith(SPACE) for text in texts) else None,
-            self.tail_space if is_raw or any(text.endswith(SPACE) for text in texts) else None,
-            self.args_style if completion.tool_calls else None,
-            self.padding,
+            habits.head_space if head else None,
+            habits.tail_space if tail else None,
+            habits.args_style if has_calls else None,
+            habits.padding,
         )
+
+    return key
 
 
 class Close(StrEnum):
@@ -69,6 +82,8 @@ class Shape:
     close: Close = Close.TOKEN
     is_split: bool = True
     """Whether a close literal inside raw content is the close token; False takes it as ordinary text."""
+    has_raw_tools: bool = False
+    """Whether a tool section at the end of the content is control tokens; False takes it as ordinary text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +110,23 @@ _Element = str | _Text
 Encode = Callable[[str], Sequence[int]]
 
 
+class Edge(StrEnum):
+    """Where a text of the reply touches a control token."""
+
+    HEAD = "head"
+    """After one."""
+    TAIL = "tail"
+    """Before one that is not the end of the answer."""
+    END = "end"
+    """Before the end of the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ends:
+    starts_after_token: bool
+    ends_before_token: bool
+
+
 def lay_out(
     completion: Completion, grammar: ResponseGrammar, mode_name: str, habits: Habits, shape: Shape, encode: Encode
 ) -> list[Piece]:
@@ -116,9 +148,7 @@ def lay_out(
     """
     elements = _elements(completion, grammar, mode_name, habits, shape)
     end = grammar.end.get(completion.finish_reason, ())
-    elements = _strip_spaces(
-        elements, habits, starts_after_token=_prompt_ends_with_token(grammar, mode_name), ends_before_token=bool(end)
-    )
+    elements = _strip_spaces(elements, habits, _ends_of(completion, grammar, mode_name))
     pieces: list[Piece] = []
     for element in _merged(elements):
         if isinstance(element, str):
@@ -129,8 +159,41 @@ def lay_out(
     return pieces
 
 
-def shapes_of(completion: Completion, grammar: ResponseGrammar, mode_name: str) -> list[Shape]:
-    """Return the shapes an answer can have, the usual one first."""
+def edges_of(completion: Completion, grammar: ResponseGrammar, mode_name: str) -> Iterator[tuple[Edge, str]]:
+    """Yield each place at which a text of the reply, as received, touches a control token.
+
+    Raises:
+        ReconstructionError: As for `lay_out`.
+    """
+    ends = _ends_of(completion, grammar, mode_name)
+    elements = _elements(completion, grammar, mode_name, Habits(), shapes_of(completion, grammar, mode_name)[0])
+    for index, element in enumerate(elements):
+        if not isinstance(element, str) and element.is_reply and element.text:
+            yield from ((edge, element.text) for edge in sorted(_edges_at(elements, index, ends)))
+
+
+def shapes_of(
+    completion: Completion, grammar: ResponseGrammar, mode_name: str, *, tools_declared: bool = False
+) -> list[Shape]:
+    """Return the shapes an answer can have, the usual one first.
+
+    Args:
+        completion: As returned by a provider.
+        grammar: Of the target's family.
+        mode_name: Mode in which the answer was asked for.
+        tools_declared: Whether the request declared tools: then the server has taken tool sections out of the text, and
+            what looks like one there is ordinary text.
+    """
+    shapes = _parsed_shapes(completion, grammar, mode_name)
+    if tools_declared or _raw_section(completion, grammar) is None:
+        return shapes
+    raw = [replace(shape, has_raw_tools=True) for shape in shapes if shape.close is not Close.NONE]
+    if completion.reasoning and grammar.tools is not None and grammar.tools.implicit_close:
+        raw.append(Shape(close=Close.IMPLICIT, has_raw_tools=True))
+    return [*raw, *shapes]
+
+
+def _parsed_shapes(completion: Completion, grammar: ResponseGrammar, mode_name: str) -> list[Shape]:
     mode = grammar.mode(mode_name)
     if mode.reasoning is None or mode.close is None:
         return [Shape()]
@@ -143,6 +206,12 @@ def shapes_of(completion: Completion, grammar: ResponseGrammar, mode_name: str) 
     if completion.tool_calls and not content and grammar.tools is not None and grammar.tools.implicit_close:
         return [Shape(), Shape(close=Close.IMPLICIT)]
     return [Shape()]
+
+
+def _raw_section(completion: Completion, grammar: ResponseGrammar) -> RawSection | None:
+    if completion.tool_calls or not completion.content:
+        return None
+    return find_raw_section(completion.content, grammar, is_cut=completion.finish_reason not in grammar.end)
 
 
 def billed_count(pieces: Sequence[Piece], grammar: ResponseGrammar, mode_name: str, habits: Habits) -> int:
@@ -209,10 +278,17 @@ def _elements(
             if shape.close is Close.TOKEN:
                 elements += _parts(mode.reasoning.after, habits, SegmentKind.CONTROL)
     if content and shape.close is not Close.NONE:
-        elements += _parts(mode.content.before, habits, SegmentKind.CONTROL)
-        elements.append(_Text(SegmentKind.CONTENT, content, is_reply=True))
-        elements += _parts(mode.content.after, habits, SegmentKind.CONTROL)
+        section = find_raw_section(content, grammar, is_cut=True) if shape.has_raw_tools else None
+        text = content if section is None else content[: section.start]
+        if text or section is None:
+            elements += _parts(mode.content.before, habits, SegmentKind.CONTROL)
+            elements.append(_Text(SegmentKind.CONTENT, text, is_reply=True))
+            elements += _parts(mode.content.after, habits, SegmentKind.CONTROL)
+        for name, written in section.parts if section is not None else ():
+            elements.append(name if name is not None else _Text(SegmentKind.TOOL, written, is_reply=True))
     if completion.tool_calls:
+        if content and grammar.tools is not None:
+            elements += _parts(grammar.tools.after_content, habits, SegmentKind.CONTENT)
         if grammar.tools is None:
             raise ReconstructionError(
                 f"sample {completion.sample_id!r} has {len(completion.tool_calls)} tool calls, but grammar "
@@ -269,9 +345,7 @@ def _parts(parts: Sequence[Part], habits: Habits, kind: SegmentKind) -> Iterator
             yield _Text(kind, part.text or "", is_reply=False)
 
 
-def _strip_spaces(
-    elements: Sequence[_Element], habits: Habits, *, starts_after_token: bool, ends_before_token: bool
-) -> list[_Element]:
+def _strip_spaces(elements: Sequence[_Element], habits: Habits, ends: _Ends) -> list[_Element]:
     """Take away the one space that the provider's detokenizer put beside each control token.
 
     A cut answer ends without a control token, so a space at its end is the model's own.
@@ -282,16 +356,23 @@ def _strip_spaces(
             result.append(element)
             continue
         text = element.text
-        is_after_token = isinstance(elements[index - 1], str) if index else starts_after_token
-        is_last = index + 1 == len(elements)
-        is_before_token = not is_last and isinstance(elements[index + 1], str)
-        is_before_end = is_last and ends_before_token
-        if habits.head_space == "strip" and is_after_token:
+        edges = _edges_at(elements, index, ends)
+        if habits.head_space == "strip" and Edge.HEAD in edges:
             text = text.removeprefix(SPACE)
-        if (habits.tail_space != "keep" and is_before_token) or (habits.tail_space == "strip_all" and is_before_end):
+        if (habits.tail_space != "keep" and Edge.TAIL in edges) or (
+            habits.tail_space == "strip_all" and Edge.END in edges
+        ):
             text = text.removesuffix(SPACE)
         result.append(replace(element, text=text))
     return result
+
+
+def _edges_at(elements: Sequence[_Element], index: int, ends: _Ends) -> frozenset[Edge]:
+    is_last = index + 1 == len(elements)
+    is_after_token = isinstance(elements[index - 1], str) if index else ends.starts_after_token
+    is_before_token = not is_last and isinstance(elements[index + 1], str)
+    found = {Edge.HEAD: is_after_token, Edge.TAIL: is_before_token, Edge.END: is_last and ends.ends_before_token}
+    return frozenset(edge for edge, holds in found.items() if holds)
 
 
 def _merged(elements: Sequence[_Element]) -> Iterator[_Element]:
@@ -314,6 +395,9 @@ def _merged(elements: Sequence[_Element]) -> Iterator[_Element]:
         yield pending
 
 
-def _prompt_ends_with_token(grammar: ResponseGrammar, mode_name: str) -> bool:
+def _ends_of(completion: Completion, grammar: ResponseGrammar, mode_name: str) -> _Ends:
     ending = grammar.mode(mode_name).prompt_ends_with
-    return any(ending.endswith(token.text) for token in grammar.control.values())
+    return _Ends(
+        starts_after_token=any(ending.endswith(token.text) for token in grammar.control.values()),
+        ends_before_token=bool(grammar.end.get(completion.finish_reason, ())),
+    )

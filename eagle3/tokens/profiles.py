@@ -59,6 +59,9 @@ class ProviderProfile:
     """Answers whose count the profile predicts exactly."""
     deltas: Mapping[int, int]
     """Rebuilt minus billed tokens under the profile -> number of answers."""
+    compared: tuple[str, ...] = ()
+    """Axes that the counts alone leave open and that other evidence settled: probes, or other providers of the same
+    model; see `comparison`."""
 
     @property
     def billing_is_identified(self) -> bool:
@@ -78,6 +81,7 @@ class ProviderProfile:
             "samples": self.num_samples,
             "exact": self.num_exact,
             "deltas": {str(delta): count for delta, count in sorted(self.deltas.items())},
+            "compared": list(self.compared),
         }
 
 
@@ -101,6 +105,7 @@ def profile_from_json(values: Mapping[str, Any]) -> ProviderProfile:
         num_samples=values["samples"],
         num_exact=values["exact"],
         deltas={int(delta): count for delta, count in values["deltas"].items()},
+        compared=tuple(values.get("compared", ())),
     )
 
 
@@ -128,6 +133,7 @@ def fit_profile(
     mode: str,
     *,
     min_samples: int,
+    settled: Mapping[str, frozenset[str | bool]] | None = None,
 ) -> ProviderProfile:
     """Learn the habits of one provider from its answers.
 
@@ -138,8 +144,14 @@ def fit_profile(
         tokenizer: Of the target.
         mode: Mode of the grammar.
         min_samples: Discriminating answers needed to rule a rival out.
+        settled: Axis -> the values that other evidence leaves; combinations with another value are not considered.
     """
-    combinations = habits_of(grammar, mode)
+    known = settled or {}
+    combinations = [
+        habits
+        for habits in habits_of(grammar, mode)
+        if all(getattr(habits, axis) in values for axis, values in known.items())
+    ]
     rows: list[list[int]] = []
     spelled: list[list[int]] = []
     for completion in completions:
@@ -186,6 +198,7 @@ def fit_profile(
         num_samples=len(rows),
         num_exact=exact[best],
         deltas=deltas,
+        compared=tuple(sorted(known)),
     )
 
 
@@ -205,7 +218,7 @@ def spell(
     try:
         shape = shapes_of(completion, grammar, mode)[0]
         for habits in combinations:
-            key = habits.text_key(completion)
+            key = habits.text_key(completion, shape)
             if key not in known:
                 pieces = lay_out(completion, grammar, mode, habits, shape, encode)
                 known[key] = tuple(chain.from_iterable(piece.ids for piece in pieces)), pieces

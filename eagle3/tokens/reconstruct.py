@@ -11,7 +11,8 @@ from operator import itemgetter
 from eagle3.errors import TokenError
 from eagle3.records import AuditFinding, Completion, Exactness, Segment, SegmentKind, Severity, TokenSample
 from eagle3.tokens.grammar import ResponseGrammar
-from eagle3.tokens.layout import Close, Habits, Piece, Shape, billed_count, lay_out, shapes_of
+from eagle3.tokens.layout import Close, Habits, Piece, Shape, billed_count, lay_out, shapes_of, text_keys
+from eagle3.tokens.logprobs import respelled
 from eagle3.tokens.profiles import AXES, BILLING_AXES, CachedEncoder, ProviderProfile
 from eagle3.tokens.tokenizer import Tokenizer
 
@@ -51,12 +52,14 @@ def reconstruct(
     *,
     mode: str,
     use_server_ids: bool = True,
+    tools_declared: bool = False,
 ) -> Reconstruction:
     """Rebuild the token ids the target model produced for one completion.
 
-    Native ids are taken when the server gave them. Otherwise the answer is laid out under the provider's profile and
-    held against the billed count; if that does not fit, the spellings the profile leaves open are tried. One that fits
-    alone is taken; of several, the tokens in which they differ are marked ambiguous and carry no loss.
+    Native ids are taken when the server gave them, else those that logprobs name byte for byte. Otherwise the answer is
+    laid out under the provider's profile and held against the billed count; if that does not fit, the spellings the
+    profile leaves open are tried. One that fits alone is taken; of several, the tokens in which they differ are marked
+    ambiguous and carry no loss.
 
     Args:
         completion: As returned by a provider; texts untouched, tool arguments as the model spelled them.
@@ -66,6 +69,7 @@ def reconstruct(
         profile: What this provider does to the text between the model and us.
         mode: Mode in which the answer was asked for.
         use_server_ids: Take native ids when there are any.
+        tools_declared: Whether the request declared tools, so that the server has taken calls out of the text.
 
     Returns:
         A sample whose `input_ids` are prompt then completion, end token included when the model wrote one. Count
@@ -78,9 +82,18 @@ def reconstruct(
     if use_server_ids and completion.completion_token_ids:
         return _from_server(completion, prompt_ids, grammar, tokenizer, profile, mode)
     findings: list[AuditFinding] = []
-    chosen, rivals, exactness = _choose(completion, grammar, tokenizer, profile, mode)
+    shapes = shapes_of(completion, grammar, mode, tools_declared=tools_declared)
+    if use_server_ids and completion.token_bytes:
+        named = _from_logprobs(completion, prompt_ids, grammar, tokenizer, profile, mode, shapes)
+        if named is not None:
+            return named
+        findings.append(
+            _finding(completion, "logprobs", Severity.INFO, "the tokens of the logprobs are not the answer's")
+        )
+    chosen, rivals, exactness = _choose(completion, grammar, tokenizer, profile, mode, shapes)
     masked = frozenset[int]().union(*(differing_positions(chosen.ids, rival.ids) for rival in rivals))
-    is_usual = (chosen.habits, chosen.shape) == (profile.habits, shapes_of(completion, grammar, mode)[0])
+    masked |= _end_after_uncertain(chosen.pieces, masked)
+    is_usual = (chosen.habits, chosen.shape) == (profile.habits, shapes[0])
     if exactness is Exactness.COUNT_REPAIRED and not is_usual:
         findings.append(_finding(completion, "variant", Severity.INFO, _describe(chosen)))
     sample = _sample(
@@ -102,18 +115,23 @@ def unrebuilt(completion: Completion, prompt_ids: Sequence[int], reason: str) ->
 
 
 def _choose(
-    completion: Completion, grammar: ResponseGrammar, tokenizer: Tokenizer, profile: ProviderProfile, mode: str
+    completion: Completion,
+    grammar: ResponseGrammar,
+    tokenizer: Tokenizer,
+    profile: ProviderProfile,
+    mode: str,
+    shapes: Sequence[Shape],
 ) -> tuple[_Variant, list[_Variant], Exactness]:
     """Return the variant to take, the others that fit as well, and the grade."""
     encode = CachedEncoder(tokenizer)
-    shapes = shapes_of(completion, grammar, mode)
-
     known: dict[object, tuple[tuple[Piece, ...], tuple[int, ...]]] = {}
+
+    keys = [(shape, text_keys(completion, shape)) for shape in shapes]
 
     def variants(habits: Iterable[Habits]) -> Iterator[_Variant]:
         for entry in habits:
-            for shape in shapes:
-                key = entry.text_key(completion), shape
+            for shape, key_of in keys:
+                key = key_of(entry), shape
                 if key not in known:
                     if len(known) >= MAX_VARIANTS:
                         continue
@@ -174,7 +192,8 @@ def _from_server(
         findings.append(_finding(completion, "server-end", Severity.WARNING, detail))
     pieces = segment_ids(ids, grammar, mode)
     try:
-        canonical, _, grade = _choose(completion, grammar, tokenizer, profile, mode)
+        shapes = shapes_of(completion, grammar, mode)
+        canonical, _, grade = _choose(completion, grammar, tokenizer, profile, mode, shapes)
     except TokenError as exc:
         # Its ids are known all the same.
         findings.append(_finding(completion, "drift", Severity.WARNING, f"the text cannot be laid out: {exc}"))
@@ -188,6 +207,31 @@ def _from_server(
     delta = billed_count(pieces, grammar, mode, profile.habits) - billed if billed > 0 else None
     sample = _sample(completion, prompt, pieces, frozenset(), Exactness.EXACT_IDS, delta=delta)
     return Reconstruction(sample=sample, alternatives=0, findings=tuple(findings))
+
+
+def _from_logprobs(
+    completion: Completion,
+    prompt_ids: Sequence[int],
+    grammar: ResponseGrammar,
+    tokenizer: Tokenizer,
+    profile: ProviderProfile,
+    mode: str,
+    shapes: Sequence[Shape],
+) -> Reconstruction | None:
+    """Take the ids that logprobs name, when they cover the whole answer and the billed count does not contradict."""
+    billed = completion.usage.completion_tokens
+    for habits in (profile.habits, *profile.rivals):
+        for shape in shapes:
+            laid = lay_out(completion, grammar, mode, habits, shape, tokenizer.encode_ordinary)
+            pieces = respelled(laid, completion.token_bytes or (), tokenizer)
+            if pieces is None:
+                continue
+            delta = billed_count(pieces, grammar, mode, habits) - billed if billed > 0 else None
+            if not delta:
+                exactness = Exactness.EXACT_LOGPROBS
+                sample = _sample(completion, prompt_ids, pieces, frozenset(), exactness, delta=delta)
+                return Reconstruction(sample=sample, alternatives=0)
+    return None
 
 
 def segment_ids(ids: Sequence[int], grammar: ResponseGrammar, mode_name: str) -> tuple[Piece, ...]:
@@ -256,6 +300,20 @@ def differing_positions(chosen: Sequence[int], rival: Sequence[int]) -> frozense
         mine += found[0]
         other += found[1]
     return frozenset(positions | set(range(mine, len(chosen))))
+
+
+def _end_after_uncertain(pieces: Sequence[Piece], masked: frozenset[int]) -> frozenset[int]:
+    """Return the positions of the closing control tokens when the id before them is uncertain.
+
+    What the model ends its answer after is then not known, and that is what the end is learned from.
+    """
+    stop = sum(len(piece.ids) for piece in pieces)
+    start = stop
+    for piece in reversed(pieces):
+        if piece.token is None:
+            break
+        start -= len(piece.ids)
+    return frozenset(range(start, stop)) if start - 1 in masked else frozenset()
 
 
 def _agree(chosen: Sequence[int], mine: int, rival: Sequence[int], other: int) -> bool:

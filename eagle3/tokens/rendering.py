@@ -39,6 +39,8 @@ class PromptRenderer:
         tokenizer: Tokenizer,
         mode: str,
         template_options: Mapping[str, bool | int | str] | None = None,
+        *,
+        template: str | None = None,
     ) -> None:
         """Compile the template of a target directory.
 
@@ -48,6 +50,7 @@ class PromptRenderer:
             tokenizer: Of the target.
             mode: Mode of the grammar; its template options apply first.
             template_options: Further template variables; they override the mode's.
+            template: Template to use instead of the directory's.
 
         Raises:
             TemplateError: There is no template, or it does not compile.
@@ -59,7 +62,7 @@ class PromptRenderer:
         self._options = {**grammar.mode(mode).template_options, **(template_options or {})}
         config = read_json_file(directory / "tokenizer_config.json")
         self._specials = _special_texts(config)
-        source = _template_source(directory, config)
+        source = template or _template_source(directory, config, grammar)
         self._template = _compile(source)
         literals = sorted(tokenizer.control_literals, key=lambda literal: (-len(literal), literal))
         self._literals = re.compile("|".join(re.escape(literal) for literal in literals) or r"(?!)")
@@ -89,7 +92,18 @@ class PromptRenderer:
             TemplateError: As for `render_text`.
             TokenizerError: A text cannot be encoded.
         """
-        text, breaker = self._render(messages, tools)
+        return self._encode(*self._render(messages, tools))
+
+    def render_history_ids(self, messages: Sequence[JsonObject], tools: Sequence[JsonObject] = ()) -> list[int]:
+        """Return the ids of a conversation as the template writes it into a later prompt: no generation prompt.
+
+        Raises:
+            TemplateError: The template refuses the conversation.
+            TokenizerError: A text cannot be encoded.
+        """
+        return self._encode(*self._render(messages, tools, is_open=False))
+
+    def _encode(self, text: str, breaker: str) -> list[int]:
         ids: list[int] = []
         position = 0
         for match in self._literals.finditer(text):
@@ -98,7 +112,9 @@ class PromptRenderer:
             position = match.end()
         return ids + self.tokenizer.encode_ordinary(text[position:].replace(breaker, ""))
 
-    def _render(self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> tuple[str, str]:
+    def _render(
+        self, messages: Sequence[JsonObject], tools: Sequence[JsonObject], *, is_open: bool = True
+    ) -> tuple[str, str]:
         breaker = _unused_character([messages, tools])
 
         def broken(text: str) -> str:
@@ -109,7 +125,7 @@ class PromptRenderer:
             **self._options,
             "messages": _mapped(list(messages), broken),
             "tools": _mapped(list(tools), broken) if tools else None,
-            "add_generation_prompt": True,
+            "add_generation_prompt": is_open,
         }
         if tools and self.grammar.tool_declarations == "typescript":
             declared = typescript_declarations(tools)
@@ -122,7 +138,7 @@ class PromptRenderer:
             raise TemplateError(
                 f"the chat template cannot render a conversation with roles {roles[:5]}: {type(exc).__name__}: {exc}"
             ) from exc
-        if not text.endswith(self._prompt_ending):
+        if is_open and not text.endswith(self._prompt_ending):
             raise TemplateError(
                 f"the chat template ends prompts with {text[-60:]!r}, but mode {self.mode!r} of grammar "
                 f"{self.grammar.name!r} expects {self._prompt_ending!r}. Check target.mode, target.template_options "
@@ -149,7 +165,7 @@ def open_renderer(recipe: Recipe, target: Path) -> PromptRenderer:
     return PromptRenderer(target, grammar, tokenizer, recipe.target.mode, recipe.target.template_options)
 
 
-def _template_source(directory: Path, config: Mapping[str, Any]) -> str:
+def _template_source(directory: Path, config: Mapping[str, Any], grammar: ResponseGrammar) -> str:
     try:
         return (directory / "chat_template.jinja").read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -158,6 +174,8 @@ def _template_source(directory: Path, config: Mapping[str, Any]) -> str:
         named = {str(entry["name"]): str(entry["template"]) for entry in cast("list[dict[str, Any]]", source)}
         source = named.get("default")
     if not isinstance(source, str) or not source:
+        source = grammar.chat_template
+    if not source:
         raise TemplateError(
             f"target directory {directory.name!r} has no chat template: neither 'chat_template.jinja' nor "
             "'chat_template' in 'tokenizer_config.json'. Put the model's own template there."

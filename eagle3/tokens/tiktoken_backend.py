@@ -82,6 +82,13 @@ class TiktokenTokenizer:
         """Return the text that ids stand for; bytes that are no UTF-8 become U+FFFD."""
         return self.decode_bytes(ids).decode(errors="replace")
 
+    def token_id(self, data: bytes) -> int | None:
+        """Return the id of the one token with these bytes; None when there is none."""
+        try:
+            return self._encoding.encode_single_token(data)
+        except KeyError:
+            return None
+
     def control_id(self, name: str) -> int:
         """Return the id of a control token by name or text; unknown names raise."""
         return find_control_id(self._names, self._literals, name)

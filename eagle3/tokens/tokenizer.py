@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from eagle3.errors import TokenizerError
-from eagle3.tokens.grammar import ResponseGrammar
+from eagle3.tokens.grammar import ControlToken, ResponseGrammar
 
 
 class Tokenizer(Protocol):
@@ -51,6 +51,10 @@ class Tokenizer(Protocol):
         """Return the text that ids stand for; bytes that are no UTF-8 become U+FFFD."""
         ...
 
+    def token_id(self, data: bytes) -> int | None:
+        """Return the id of the one token with these bytes, a control token by its text; None when there is none."""
+        ...
+
     def control_id(self, name: str) -> int:
         """Return the id of a control token, by its name in the grammar or by its text.
 
@@ -73,17 +77,25 @@ def load_tokenizer(directory: Path, grammar: ResponseGrammar) -> Tokenizer:
         TokenizerError: A file is missing or damaged, its digest is not one the grammar accepts, or grammar and files
             disagree about a control token, the end of an answer or the vocabulary size.
     """
+    tokenizer = load_unchecked_tokenizer(directory, grammar)
+    check_tokenizer(tokenizer, grammar, directory)
+    return tokenizer
+
+
+def load_unchecked_tokenizer(directory: Path, grammar: ResponseGrammar) -> Tokenizer:
+    """Load the tokenizer of a target directory; only for code that makes the checks one by one.
+
+    Raises:
+        TokenizerError: A file is missing or damaged, or its digest is not one the grammar accepts.
+    """
     # Imported here so that reading a grammar costs neither library.
     if grammar.tokenizer.kind == "tiktoken":
         from eagle3.tokens.tiktoken_backend import TiktokenTokenizer  # noqa: PLC0415
 
-        tokenizer: Tokenizer = TiktokenTokenizer(directory, grammar)
-    else:
-        from eagle3.tokens.hf_backend import HfTokenizer  # noqa: PLC0415
+        return TiktokenTokenizer(directory, grammar)
+    from eagle3.tokens.hf_backend import HfTokenizer  # noqa: PLC0415
 
-        tokenizer = HfTokenizer(directory, grammar)
-    check_tokenizer(tokenizer, grammar, directory)
-    return tokenizer
+    return HfTokenizer(directory, grammar)
 
 
 def check_tokenizer(tokenizer: Tokenizer, grammar: ResponseGrammar, directory: Path) -> None:
@@ -104,13 +116,9 @@ def check_tokenizer(tokenizer: Tokenizer, grammar: ResponseGrammar, directory: P
         )
     control_ids = {token.id for token in grammar.control.values()}
     for name, token in grammar.control.items():
-        found = tokenizer.decode_bytes([token.id]) if token.id < tokenizer.vocab_size else b""
-        if found != token.text.encode() or token.text not in tokenizer.control_literals:
-            known = "a control token" if token.text in tokenizer.control_literals else "no control token"
-            raise TokenizerError(
-                f"control token {name!r} of grammar {grammar.name!r} is {token.text!r} with id {token.id}, but in the "
-                f"tokenizer id {token.id} is {found!r}, and {token.text!r} is {known}. Correct the grammar."
-            )
+        mistake = control_mistakes(tokenizer, name, token)
+        if mistake is not None:
+            raise TokenizerError(f"{mistake} Correct grammar {grammar.name!r}.")
     for token in grammar.control.values():
         ordinary = tokenizer.encode_ordinary(token.text)
         if control_ids.intersection(ordinary):
@@ -118,11 +126,48 @@ def check_tokenizer(tokenizer: Tokenizer, grammar: ResponseGrammar, directory: P
                 f"the text {token.text!r} encodes to the control id {token.id} as ordinary text: prompts could smuggle "
                 "control tokens in. The vocabulary file is not one this project can use."
             )
-    _check_end(grammar, directory)
+    check_size(grammar, directory)
+    check_end(grammar, directory)
 
 
-def _check_end(grammar: ResponseGrammar, directory: Path) -> None:
-    """Check that the tokens that end an answer are among the end ids of the model configuration."""
+def control_mistakes(tokenizer: Tokenizer, name: str, token: ControlToken) -> str | None:
+    """Return what is wrong with the id or the text of a control token; None when they agree with the files."""
+    found = tokenizer.decode_bytes([token.id]) if token.id < tokenizer.vocab_size else b""
+    if found == token.text.encode() and token.text in tokenizer.control_literals:
+        return None
+    known = "a control token" if token.text in tokenizer.control_literals else "no control token"
+    return (
+        f"control token {name!r} is {token.text!r} with id {token.id} in the grammar, but in the tokenizer id "
+        f"{token.id} is {found!r}, and {token.text!r} is {known}."
+    )
+
+
+def check_size(grammar: ResponseGrammar, directory: Path) -> str:
+    """Check that the model has an id for every id of the tokenizer; returns what its configuration says.
+
+    Raises:
+        TokenizerError: It has fewer.
+    """
+    stated: list[str] = []
+    for name in ("generation_config.json", "config.json"):
+        values = read_json_file(directory / name)
+        size = values.get("vocab_size") or cast("dict[str, Any]", values.get("text_config") or {}).get("vocab_size")
+        if isinstance(size, int) and size < grammar.tokenizer.vocab_size:
+            raise TokenizerError(
+                f"{name!r} gives the model {size} ids, the tokenizer has {grammar.tokenizer.vocab_size}: "
+                "tokenizer and weights do not belong together."
+            )
+        if isinstance(size, int):
+            stated.append(f"{size} in {name}")
+    return ", ".join(stated)
+
+
+def check_end(grammar: ResponseGrammar, directory: Path) -> str:
+    """Check that the tokens that end an answer are among the end ids of the model configuration; returns those.
+
+    Raises:
+        TokenizerError: One is not.
+    """
     configured: set[int] = set()
     named: list[str] = []
     for name in ("generation_config.json", "config.json"):
@@ -134,14 +179,8 @@ def _check_end(grammar: ResponseGrammar, directory: Path) -> None:
         if ids:
             configured |= ids
             named.append(name)
-        size = values.get("vocab_size") or cast("dict[str, Any]", values.get("text_config") or {}).get("vocab_size")
-        if isinstance(size, int) and size < grammar.tokenizer.vocab_size:
-            raise TokenizerError(
-                f"{name!r} gives the model {size} ids, the tokenizer has {grammar.tokenizer.vocab_size}: "
-                "tokenizer and weights do not belong together."
-            )
     if not named:
-        return
+        return "no model configuration"
     for token in grammar.end.get("stop", ()):
         if grammar.control[token].id not in configured:
             raise TokenizerError(
@@ -149,6 +188,7 @@ def _check_end(grammar: ResponseGrammar, directory: Path) -> None:
                 f"{' and '.join(named)} name {sorted(configured)} as end ids. Correct the grammar; the eos_token of "
                 "the tokenizer files is no guide."
             )
+    return f"{sorted(configured)} in {' and '.join(named)}"
 
 
 def read_json_file(path: Path) -> dict[str, Any]:

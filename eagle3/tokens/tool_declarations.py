@@ -16,14 +16,15 @@ def typescript_declarations(tools: Sequence[JsonObject]) -> str | None:
     """Return the declaration of all tools, or None when a schema cannot be expressed and JSON must be used."""
     lines = ["# Tools", "", "## functions", "namespace functions {"]
     for tool in tools:
-        function = cast("dict[str, Any]", tool.get("function") or {})
-        name = function.get("name")
+        function: Any = tool.get("function")
+        name = cast("dict[str, Any]", function).get("name") if isinstance(function, dict) else None
         if tool.get("type") != "function" or not isinstance(name, str):
             return None
         parameters = cast("dict[str, Any]", function.get("parameters") or {"type": "object", "properties": {}})
         try:
             body = _type_of(parameters, 0)
-        except _NotExpressibleError:
+        except (_NotExpressibleError, TypeError, AttributeError, RecursionError):
+            # Whatever is no JSON schema has no TypeScript either.
             return None
         lines += _comment(function.get("description"), "")
         lines.append(f"type {name} = (_: {body}) => any;")

@@ -1,11 +1,13 @@
-"""CPU per request of the whole generation stage, beside two controls in the same run, against one fake server.
+"""CPU and memory of the whole generation stage, beside its controls in the same run, against one fake server.
 
-    python tests/bench/bench_generation.py [-n 3000] [-c 1000] [--latency-ms 1000]
+    python -m tests.bench.bench_generation [-n 5000] [-c 2000] [--latency-ms 2000] [--tls]
 
-Three processes ask the same server for the same number of answers: `stage` is everything (journal with synced intents
-and outcomes, ledger, limiter, parsing, Parquet), `fetch` only our transport under `httpx.AsyncClient`, `httpx` the same
-with httpx's own pool, at fewer connections since it is quadratic. CPU-seconds are user + system of the process, import
-time taken off. On a shared machine compare the ratios, not the seconds.
+Each contestant is a process that asks the same server for the same number of answers. `aiohttp` is the loop that people
+write themselves. `fetch` is our client alone. `journaled` adds what every answer needs: the reply is validated and its
+raw bytes are synced to the journal. `stage` is everything: intents before and outcomes after each request, ledger,
+limiter, Parquet, manifest. `httpx` is httpx's own pool, at fewer connections since it is quadratic. CPU-seconds are
+user and system time of the process, import time taken off; memory is the peak of the process, imports included. On a
+shared machine compare the ratios, not the seconds.
 """
 
 import argparse
@@ -13,16 +15,21 @@ import asyncio
 import json
 import os
 import resource
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import httptools
 import httpx
 import uvloop
+
+from eagle3.artifacts import RunDirectory
+from tests.bench import drv_ours
 
 HTTPX_CONNECTIONS = 100
 """Of the control with httpx's own pool; its cost per request grows with this number."""
@@ -73,7 +80,7 @@ class _Server(asyncio.Protocol):
         self._transport.write(head + body)  # type: ignore[attr-defined]
 
 
-async def serve(latency_s: float) -> None:
+async def serve(latency_s: float, certificate: str | None) -> None:
     """Serve until killed."""
     message = {"role": "assistant", "content": "word " * (ANSWER_BYTES // 5)}
     document = {
@@ -84,27 +91,98 @@ async def serve(latency_s: float) -> None:
     }
     reply = json.dumps(document).encode()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Server(reply, latency_s), "127.0.0.1", 0, backlog=8192)
+    context: ssl.SSLContext | None = None
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+    server = await loop.create_server(lambda: _Server(reply, latency_s), "127.0.0.1", 0, backlog=8192, ssl=context)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
 
-async def fetch(url: str, count: int, connections: int, *, is_own_transport: bool) -> None:
-    """Ask `count` times with nothing around it."""
-    from eagle3.providers.transport import FastTransport
+def make_certificate(folder: Path) -> Path:
+    """Return a file with a key and a certificate for 127.0.0.1."""
+    path = folder / "server.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(folder / "key.pem"), "-out", str(path)]
+    subprocess.run(command, check=True, capture_output=True)
+    path.write_bytes((folder / "key.pem").read_bytes() + path.read_bytes())
+    return path
 
-    transport = FastTransport() if is_own_transport else None
-    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "word " * 150}]}).encode()
+
+def request_body() -> bytes:
+    """Return a request of about 150 words."""
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": "word " * 150}]}).encode()
+
+
+async def many(count: int, connections: int, ask: Callable[[int], Awaitable[None]]) -> None:
+    """Ask `count` times, `connections` at once."""
     turns = asyncio.Semaphore(connections)
-    async with httpx.AsyncClient(transport=transport, limits=limits, timeout=600) as client:
 
-        async def ask() -> None:
-            async with turns:
-                reply = await client.post(f"{url}/chat/completions", content=body)
-                assert reply.status_code == 200
+    async def turn(number: int) -> None:
+        async with turns:
+            await ask(number)
 
-        await asyncio.gather(*(ask() for _ in range(count)))
+    await asyncio.gather(*(turn(number) for number in range(count)))
+
+
+async def ask_aiohttp(url: str, count: int, connections: int) -> None:
+    """The control: nothing around the client."""
+    import aiohttp
+
+    body = request_body()
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=600)) as session:
+
+        async def ask(number: int) -> None:
+            async with session.post(
+                f"{url}/chat/completions", data=body, headers={"content-type": "application/json"}
+            ) as reply:
+                assert reply.status == 200
+                await reply.read()
+
+        await many(count, connections, ask)
+
+
+async def ask_httpx(url: str, count: int, connections: int) -> None:
+    """httpx with its own pool."""
+    body = request_body()
+    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+    async with httpx.AsyncClient(limits=limits, timeout=600, trust_env=False) as client:
+
+        async def ask(number: int) -> None:
+            reply = await client.post(f"{url}/chat/completions", content=body)
+            assert reply.status_code == 200
+
+        await many(count, connections, ask)
+
+
+async def ask_ours(url: str, count: int, connections: int, folder: Path | None) -> None:
+    """Our client; with `folder`, each reply is validated and journaled there."""
+    from eagle3.generation.journal import Journal, raw_field
+    from eagle3.providers.classify import Verdict, classify
+    from eagle3.providers.connection import Connection
+
+    body = request_body()
+    client = Connection(url, None, {})
+    journal = Journal(folder) if folder is not None else None
+
+    async def ask(number: int) -> None:
+        reply = await client.post("chat/completions", body, deadline_s=600)
+        assert reply.status == 200
+        if journal is None:
+            return
+        outcome = classify(reply)
+        assert outcome.verdict is Verdict.ANSWERED
+        assert outcome.parsed is not None
+        assert outcome.parsed.answer is not None
+        entry = {"kind": "answer", "id": number, "generation_id": outcome.parsed.answer.generation_id}
+        await journal.append("race", {**entry, **raw_field(reply.body)})
+
+    await many(count, connections, ask)
+    await client.aclose()
+    if journal is not None:
+        await journal.aclose()
 
 
 def cpu_s() -> float:
@@ -114,75 +192,101 @@ def cpu_s() -> float:
 
 
 def contestant(kind: str, url: str, count: int, connections: int) -> None:
-    """Run one contestant in this process and print what it cost."""
+    """Run one contestant in this process and print its figures."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    if kind == "stage":
-        import drv_ours
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if kind == "stage":
+            from eagle3.generation.session import generate
 
-        from eagle3.artifacts import RunDirectory
-        from eagle3.generation.session import generate
-
-        with tempfile.TemporaryDirectory() as folder:
-            run = RunDirectory(Path(folder) / "run")
+            run = RunDirectory(folder / "run")
             drv_ours.seal_prompts(run, drv_ours.prompts(count))
-            recipe = drv_ours.recipe_for(url, "m", connections, Path(folder))
+            recipe = drv_ours.recipe_for(url, "m", connections, folder)
             before_s, started_s = cpu_s(), time.perf_counter()
-            generate(recipe, run, Path(folder))
-            spent_s = cpu_s() - before_s
-    else:
-        before_s, started_s = cpu_s(), time.perf_counter()
-        uvloop.run(fetch(url, count, connections, is_own_transport=kind == "fetch"))
-        spent_s = cpu_s() - before_s
-    print(
-        json.dumps(
-            {
-                "cpu_s_per_1000": round(1000 * spent_s / count, 3),
-                "wall_s": round(time.perf_counter() - started_s, 1),
-                "rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
-            }
-        )
-    )
+            with run.locked():
+                generate(recipe, run, folder)
+        else:
+            if kind == "aiohttp":
+                import aiohttp  # noqa: F401 - its import is not counted either
+            ask = {
+                "aiohttp": lambda: ask_aiohttp(url, count, connections),
+                "httpx": lambda: ask_httpx(url, count, connections),
+                "fetch": lambda: ask_ours(url, count, connections, None),
+                "journaled": lambda: ask_ours(url, count, connections, folder),
+            }[kind]
+            before_s, started_s = cpu_s(), time.perf_counter()
+            uvloop.run(ask())
+        figures = {
+            "cpu_s_per_1000": round(1000 * (cpu_s() - before_s) / count, 3),
+            "wall_s": round(time.perf_counter() - started_s, 1),
+            "rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        }
+    print(json.dumps(figures))
+
+
+def race(
+    count: int, connections: int, latency_ms: float, kinds: Sequence[str], *, is_tls: bool = False, rounds: int = 1
+) -> dict[str, Any]:
+    """Run the contestants one after another against one server; return their figures and ratios.
+
+    Of several rounds the cheapest of each counts.
+    """
+    module = [sys.executable, "-m", "tests.bench.bench_generation", "--latency-ms", str(latency_ms)]
+    with tempfile.TemporaryDirectory() as name:
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+        if is_tls:
+            certificate = make_certificate(Path(name))
+            environment["SSL_CERT_FILE"] = str(certificate)
+            module += ["--certificate", str(certificate)]
+        server = subprocess.Popen([*module, "--serve"], stdout=subprocess.PIPE, text=True, env=environment)
+        try:
+            assert server.stdout is not None
+            url = f"{'https' if is_tls else 'http'}://127.0.0.1:{server.stdout.readline().strip()}/v1"
+            trusted = ssl.create_default_context(cafile=environment["SSL_CERT_FILE"]) if is_tls else False
+            results: dict[str, Any] = {}
+            for kind in [kind for _ in range(rounds) for kind in kinds]:
+                asked, at_once = (1000, HTTPX_CONNECTIONS) if kind == "httpx" else (count, connections)
+                run = [*module, "--contestant", kind, "--url", url, "-n", str(asked), "-c", str(at_once)]
+                output = subprocess.run(run, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
+                peak = httpx.get(f"{url}/stats", trust_env=False, verify=trusted).json()["peak"]
+                found = {"asked": asked, "at_once": at_once, "peak_at_server": peak, **json.loads(output)}
+                if kind not in results or found["cpu_s_per_1000"] < results[kind]["cpu_s_per_1000"]:
+                    results[kind] = found  # what others do on the machine only ever adds
+        finally:
+            server.kill()
+            server.wait()
+    cost = {kind: figures["cpu_s_per_1000"] for kind, figures in results.items()}
+    for over, under in (("stage", "aiohttp"), ("stage", "fetch"), ("journaled", "fetch"), ("httpx", "stage")):
+        if over in cost and under in cost:
+            results[f"{over}_over_{under}"] = round(cost[over] / cost[under], 2)
+    return results
 
 
 def main() -> None:
-    """Race the three."""
+    """Race them."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("-n", type=int, default=3000)
-    parser.add_argument("-c", type=int, default=1000)
-    parser.add_argument("--latency-ms", type=float, default=1000)
-    parser.add_argument("--contestant", choices=["stage", "fetch", "httpx"])
+    parser.add_argument("-n", type=int, default=5000)
+    parser.add_argument("-c", type=int, default=2000)
+    parser.add_argument("--latency-ms", type=float, default=2000)
+    parser.add_argument("--tls", action="store_true")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--kinds", default="httpx,aiohttp,fetch,journaled,stage")
+    parser.add_argument("--contestant")
     parser.add_argument("--url")
     parser.add_argument("--serve", action="store_true")
+    parser.add_argument("--certificate")
     arguments = parser.parse_args()
     if arguments.serve:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-        uvloop.run(serve(arguments.latency_ms / 1000))
-        return
-    if arguments.contestant:
+        uvloop.run(serve(arguments.latency_ms / 1000, arguments.certificate))
+    elif arguments.contestant:
         contestant(arguments.contestant, arguments.url, arguments.n, arguments.c)
-        return
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    command = [sys.executable, __file__, "--latency-ms", str(arguments.latency_ms)]
-    server = subprocess.Popen([*command, "--serve"], stdout=subprocess.PIPE, text=True, env=environment)
-    try:
-        assert server.stdout is not None
-        url = f"http://127.0.0.1:{server.stdout.readline().strip()}/v1"
-        results: dict[str, Any] = {}
-        for kind in ("httpx", "fetch", "stage"):
-            count, connections = (arguments.n, arguments.c) if kind != "httpx" else (1000, HTTPX_CONNECTIONS)
-            run = [*command, "--contestant", kind, "--url", url, "-n", str(count), "-c", str(connections)]
-            output = subprocess.run(run, check=True, capture_output=True, text=True, env=environment).stdout
-            peak = httpx.get(f"{url}/stats", trust_env=False).json()["peak"]
-            results[kind] = {"asked": count, "at_once": connections, "peak_at_server": peak, **json.loads(output)}
-        cost = {kind: figures["cpu_s_per_1000"] for kind, figures in results.items()}
-        results["stage_over_fetch"] = round(cost["stage"] / cost["fetch"], 2)
-        results["httpx_over_stage"] = round(cost["httpx"] / cost["stage"], 2)
-        print(json.dumps(results, indent=1))
-    finally:
-        server.kill()
-        server.wait()
+    else:
+        kinds = arguments.kinds.split(",")
+        options = {"is_tls": arguments.tls, "rounds": arguments.rounds}
+        print(json.dumps(race(arguments.n, arguments.c, arguments.latency_ms, kinds, **options), indent=1))
 
 
 if __name__ == "__main__":

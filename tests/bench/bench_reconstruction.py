@@ -1,4 +1,4 @@
-"""Tokens rebuilt per CPU second, against bare tokenization of the same texts in the same run.
+"""Tokens rebuilt and audited per CPU second, against bare tokenization of the same texts in the same run.
 
 Run `python tests/bench/bench_reconstruction.py --data DIR [--samples 1000]`, where DIR holds `kimi-k2.5/` (vocabulary)
 and `prompts/gsm8k/train.jsonl` (texts). Control: `encode_ordinary` of reasoning and content, and nothing else.
@@ -14,7 +14,9 @@ from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
-from eagle3.records import Completion, Usage
+from eagle3.audit.sample_rules import audit_sample
+from eagle3.audit.subject import Subject, TokenRules
+from eagle3.records import Completion, PromptRecord, Usage
 from eagle3.tokens.grammar import load_grammar
 from eagle3.tokens.layout import Habits, Shape, billed_count, lay_out
 from eagle3.tokens.profiles import ProviderProfile, fit_profile
@@ -24,6 +26,9 @@ from eagle3.tokens.tokenizer import Tokenizer, load_tokenizer
 GRAMMAR = load_grammar("kimi-k2.5")
 MODE = "thinking"
 PROMPT_IDS = list(range(200))
+MESSAGE = {"role": "user", "content": "How many apples are left?"}
+LOADING_S = 20.0
+"""Time that worker processes have to load before the clock starts."""
 
 
 def completions(data: Path, tokenizer: Tokenizer, count: int) -> list[Completion]:
@@ -73,10 +78,31 @@ def rebuild(answers: list[Completion], tokenizer: Tokenizer, profile: ProviderPr
     return sum(len(result.sample.input_ids) - len(PROMPT_IDS) for result in results)
 
 
-def rebuild_alone(data: Path, answers: list[Completion], profile: ProviderProfile) -> float:
-    """What a worker process does with its share; returns CPU seconds without loading."""
-    tokenizer = load_tokenizer(data / "kimi-k2.5", GRAMMAR)
-    return cpu_seconds(lambda: rebuild(answers, tokenizer, profile))
+def rebuild_and_audit(answers: list[Completion], rules: TokenRules, profile: ProviderProfile) -> int:
+    tokenizer, found = rules.tokenizer, 0
+    for each in answers:
+        sample = reconstruct(each, PROMPT_IDS, GRAMMAR, tokenizer, profile, mode=MODE).sample
+        prompt = PromptRecord(sample_id=each.sample_id, dataset="bench", prompt_id="", messages=[MESSAGE])
+        found += len(audit_sample(Subject(prompt=prompt, completion=each, sample=sample, rules=rules)))
+    return found
+
+
+def work_alone(data: Path, answers: list[Completion], profile: ProviderProfile, start: float) -> tuple[float, float]:
+    """What a worker process does with its share from a common start on; returns when it began and ended."""
+    rules = TokenRules(GRAMMAR, load_tokenizer(data / "kimi-k2.5", GRAMMAR), MODE)
+    rebuild_and_audit(answers[:20], rules, profile)
+    time.sleep(max(start - time.time(), 0.0))
+    begun = time.time()
+    rebuild_and_audit(answers, rules, profile)
+    return begun, time.time()
+
+
+def wall_seconds(data: Path, shares: list[list[Completion]], profile: ProviderProfile) -> float:
+    """Return how long worker processes need for their shares, loading left out."""
+    with ProcessPoolExecutor(len(shares)) as pool:
+        start = time.time() + LOADING_S
+        spans = [job.result() for job in [pool.submit(work_alone, data, share, profile, start) for share in shares]]
+    return max(ended for _, ended in spans) - min(begun for begun, _ in spans)
 
 
 def main() -> None:
@@ -89,24 +115,34 @@ def main() -> None:
     profile = fit_profile(answers, GRAMMAR, tokenizer, MODE, min_samples=20)
     num_tokens = rebuild(answers, tokenizer, profile)
     encode = tokenizer.encode_ordinary
+    rules = TokenRules(GRAMMAR, tokenizer, MODE)
+    rebuild_and_audit(answers[:1], rules, profile)
     rounds = [
         (
             cpu_seconds(lambda: [(encode(each.reasoning or ""), encode(each.content or "")) for each in answers]),
             cpu_seconds(lambda: rebuild(answers, tokenizer, profile)),
+            cpu_seconds(lambda: rebuild_and_audit(answers, rules, profile)),
         )
         for _ in range(3)
     ]
-    bare, ours = (min(times) for times in zip(*rounds, strict=True))
+    bare, ours, audited = (min(times) for times in zip(*rounds, strict=True))
     fit = cpu_seconds(lambda: fit_profile(answers, GRAMMAR, tokenizer, MODE, min_samples=20))
     print(f"{len(answers)} answers, {num_tokens / 1e6:.2f} M tokens, {len(profile.rivals)} rival habits")
     print(f"bare tokenization  {num_tokens / bare / 1e6:.2f} M tokens per CPU second")
     print(f"reconstruction     {num_tokens / ours / 1e6:.2f} M tokens per CPU second, {bare / ours:.0%} of bare")
+    print(f"and the audit      {num_tokens / audited / 1e6:.2f} M tokens per CPU second, {bare / audited:.0%} of bare")
     print(f"fitting a profile  {fit / len(answers) * 1e3:.2f} ms per answer")
-    with ProcessPoolExecutor(2) as pool:
-        half = len(answers) // 2
-        jobs = [pool.submit(rebuild_alone, options.data, part, profile) for part in (answers[:half], answers[half:])]
-        shared = sum(job.result() for job in jobs)
-    print(f"two processes      {num_tokens / shared / 1e6:.2f} M tokens per CPU second each")
+    half = len(answers) // 2
+    pairs = [
+        (
+            wall_seconds(options.data, [answers], profile),
+            wall_seconds(options.data, [answers[:half], answers[half:]], profile),
+        )
+        for _ in range(2)
+    ]
+    one, two = (min(times) for times in zip(*pairs, strict=True))
+    print(f"one process        {num_tokens / one / 1e6:.2f} M tokens per second")
+    print(f"two processes      {num_tokens / two / 1e6:.2f} M tokens per second, {one / two:.2f} times one")
 
 
 if __name__ == "__main__":

@@ -7,10 +7,12 @@ intents and outcomes, ledger, limiter, Parquet shards, manifest. Prints `rows`, 
 """
 
 import argparse
+import itertools
 import json
 import random
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -49,43 +51,50 @@ WORDS = [
 ]
 
 
-def prompts(count: int) -> list[PromptRecord]:
+def prompts(count: int, dataset: str = DATASET) -> list[PromptRecord]:
     """Return tagged prompts of about 180 tokens."""
     rng = random.Random(1)
     records: list[PromptRecord] = []
     for number in range(count):
-        text = f"[[r{number:06d}]] " + " ".join(rng.choice(WORDS) for _ in range(150))
+        text = f"[[{dataset[0]}{number:06d}]] " + " ".join(rng.choice(WORDS) for _ in range(150))
         messages = ({"role": "user", "content": text},)
-        sample_id = sample_id_of(DATASET, messages, (), 0)
-        records.append(PromptRecord(sample_id=sample_id, dataset=DATASET, prompt_id=str(number), messages=messages))
+        sample_id = sample_id_of(dataset, messages, (), 0)
+        records.append(PromptRecord(sample_id=sample_id, dataset=dataset, prompt_id=str(number), messages=messages))
     return records
 
 
-def seal_prompts(run: RunDirectory, records: list[PromptRecord]) -> None:
+def seal_prompts(run: RunDirectory, records: Sequence[PromptRecord]) -> None:
     """Write the prompts stage."""
     stage = run.open_stage(Stage.PROMPTS, {}, {})
     if stage.manifest is not None:
         return
-    shards = []
-    for start in range(0, len(records), SHARD_SAMPLES):
-        part = [prompt_to_json(record) for record in records[start : start + SHARD_SAMPLES]]
-        shards.append(
-            stage.commit_shard(
-                f"{DATASET}/shard-{start // SHARD_SAMPLES:05d}.jsonl",
-                lambda path, part=part: write_json_lines(path, part),
-                num_samples=len(part),
-                stats={"dataset": DATASET, "prompt_tokens": 180 * len(part)},
+    shards, datasets = [], {}
+    for dataset, group in itertools.groupby(records, key=lambda record: record.dataset):
+        own = list(group)
+        datasets[dataset] = {"prompts": len(own), "prompt_tokens": 180 * len(own)}
+        for start in range(0, len(own), SHARD_SAMPLES):
+            part = [prompt_to_json(record) for record in own[start : start + SHARD_SAMPLES]]
+            shards.append(
+                stage.commit_shard(
+                    f"{dataset}/shard-{start // SHARD_SAMPLES:05d}.jsonl",
+                    lambda path, part=part: write_json_lines(path, part),
+                    num_samples=len(part),
+                    stats={"dataset": dataset, "prompt_tokens": 180 * len(part)},
+                )
             )
-        )
-    stage.seal(shards, {"datasets": {DATASET: {"prompts": len(records), "prompt_tokens": 180 * len(records)}}})
+    stage.seal(shards, {"datasets": datasets})
 
 
-def recipe_for(base_url: str, model: str, in_flight: int, directory: Path) -> Recipe:
+def recipe_for(
+    base_url: str, model: str, in_flight: int, directory: Path, datasets: Sequence[str] = (DATASET,)
+) -> Recipe:
     """Return a recipe that asks an OpenAI-compatible server."""
     document = {
         "name": "race",
         "target": {"name": model, "weights": {"kind": "directory", "path": "."}, "grammar": "none"},
-        "prompts": {"datasets": [{"name": DATASET, "path": "none", "sampling": {"max_tokens": 2048}}]},
+        "prompts": {
+            "datasets": [{"name": name, "path": "none", "sampling": {"max_tokens": 2048}} for name in datasets]
+        },
         "generation": {
             "provider": {
                 "kind": "openai",

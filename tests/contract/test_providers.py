@@ -16,6 +16,7 @@ from eagle3.providers.connection import ApiKey, key_from_environment, raise_desc
 from eagle3.providers.openai_compatible import OpenAICompatibleProvider
 from eagle3.providers.openrouter import OpenRouterProvider
 from eagle3.providers.proxied import transport_for
+from eagle3.providers.sglang import SGLangProvider
 from eagle3.providers.transport import FastTransport
 from eagle3.recipe import Routing, Sampling
 from eagle3.simulator.process import SimulatorProcess
@@ -248,7 +249,19 @@ def openai(url: str, transport: httpx.AsyncBaseTransport | None = None) -> OpenA
     )
 
 
-PROVIDERS = pytest.mark.parametrize("make", [openrouter, openai])
+def sglang(url: str, transport: httpx.AsyncBaseTransport | None = None) -> SGLangProvider:
+    return SGLangProvider(
+        base_url=url,
+        key=ApiKey(KEY),
+        render_ids=lambda messages, _: list(messages[-1]["content"].encode()),
+        stop_ids=[3, 2],
+        prompt_price_usd_per_mtok=Decimal(1),
+        completion_price_usd_per_mtok=Decimal(2),
+        transport=transport,
+    )
+
+
+PROVIDERS = pytest.mark.parametrize("make", [openrouter, openai, sglang])
 CAP = PriceCap(prompt_usd=Decimal("0.0000006"), completion_usd=Decimal("0.000003"))
 
 
@@ -267,10 +280,15 @@ def test_bodies_are_stable_and_always_say_max_tokens(make):
         provider = make("http://127.0.0.1:9/v1")
         body = body_of(provider)
         assert body == body_of(make("http://127.0.0.1:9/v1"))
-        document = json.loads(body)
-        assert document["max_tokens"] == 77
-        assert document["messages"] == [{"role": "user", "content": "é"}]
-        assert json.loads(body_of(provider, replica=2, seed=7))["seed"] == 9
+        document, seeded = json.loads(body), json.loads(body_of(provider, replica=2, seed=7))
+        if make is sglang:
+            assert document["input_ids"] == list("é".encode())
+            document, seeded = document["sampling_params"], seeded["sampling_params"]
+            assert (document["max_new_tokens"], document["stop_token_ids"]) == (77, [3, 2])
+            assert seeded["sampling_seed"] == 9
+        else:
+            assert (document["max_tokens"], seeded["seed"]) == (77, 9)
+            assert document["messages"] == [{"role": "user", "content": "é"}]
         await provider.aclose()
 
     asyncio.run(work())

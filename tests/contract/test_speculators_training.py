@@ -184,6 +184,15 @@ def test_training_learns_and_seals(trained, target):
     assert json.loads(text)["speculators_config"]["verifier"]["name_or_path"] == "tiny-target"
 
 
+def test_the_trainer_writes_nothing_about_the_repository_around_it(trained):
+    """The virtual environment may lie in the user's project, and the trainer would take that for its own."""
+    _, run, _, _ = trained
+    work = run.stage_path(Stage.DRAFT) / "work"
+    command = next(work.glob("*/checkpoints/train_command.txt")).read_text()
+    assert "# Git SHA: unknown" in command
+    assert not list(work.rglob("*.patch"))
+
+
 @pytest.fixture(scope="module")
 def evaluated(trained, target):
     recipe, run, _, _ = trained

@@ -22,7 +22,7 @@ class CommandLine:
     @property
     def environment(self) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
-        return {**kept, "EAGLE3_HOME": str(self.home), "COLUMNS": "120"}
+        return {**kept, "EAGLE3_HOME": str(self.home), "COLUMNS": "120", "PREFECT_WORKER_QUERY_SECONDS": "2"}
 
     def command(self, *arguments: str) -> list[str]:
         return [str(Path(sys.executable).parent / "eagle3"), *arguments]

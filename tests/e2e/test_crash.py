@@ -114,7 +114,7 @@ def test_killed_and_resumed_equals_uninterrupted(
 def _paid_answers(truth: dict[str, dict[str, Any]]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for generation in truth.values():
-        if Decimal(generation["billed_usd"]) > 0:
+        if Decimal(generation["cost_usd"]) > 0:
             counts[generation["messages_key"]] = counts.get(generation["messages_key"], 0) + 1
     return counts
 

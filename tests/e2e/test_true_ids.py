@@ -124,6 +124,18 @@ def test_a_verified_count_means_true_ids_but_for_equal_lengths(compared: list[Co
     assert all(len(item.rebuilt_ids) == len(item.true_ids) for item in wrong)
 
 
+def test_a_habit_that_its_bill_hides_is_settled_by_the_other_providers(compared: list[Compared]) -> None:
+    """A space before each end bills like an end that is not billed; the others show that the model sends no such space.
+
+    So the answers of that provider are verified like theirs, and not a single id of them has to be masked.
+    """
+    spaced = [item for item in compared if item.sample.provider == "Lakeside"]
+    verified = [item for item in spaced if item.sample.exactness is Exactness.COUNT_VERIFIED]
+    assert len(verified) >= 0.9 * len(spaced)
+    assert sum(item.rebuilt_ids == item.true_ids for item in verified) >= 0.99 * len(verified)
+    assert not any(item.sample.exactness is Exactness.COUNT_AMBIGUOUS for item in compared)
+
+
 def test_most_answers_are_rebuilt_exactly(compared: list[Compared]) -> None:
     """The rest is real drift: a small model sampled at temperature 0.7 often writes what its tokenizer would not."""
     identical = sum(item.grade == "identical" for item in compared)

@@ -18,11 +18,11 @@ from eagle3.artifacts import (
     StageStatus,
     commit_json,
     committed_file,
-    differing_fields,
     fingerprint_of,
     read_manifest,
     verify_shard,
 )
+from eagle3.drift import differing_fields
 from eagle3.errors import ArtifactError, CorruptShardError, RunLockedError, StageDriftError, StageMissingError
 
 IDENTITY = {"corpus": {"cap": 5, "order": [1, 2]}, "seed": 0}
@@ -130,9 +130,15 @@ def test_drift_names_the_fields_and_the_ways_on(run: RunDirectory):
         corpus(run, identity=other, inputs={"1-prompts": "bb"})
     message = str(caught.value)
     assert "corpus.cap: the recipe says 6, the run was made with 5" in message
-    assert "inputs.1-prompts: the recipe says 'bb'" in message
+    assert "input '1-prompts' now has digest bb, the run was made from aa" in message
     assert "seed" not in message
     assert "--redo corpus" in message
+
+
+def test_a_field_at_its_default_reads_as_nothing_in_a_drift():
+    assert differing_fields({"a": {"x": 1}}, {"a": {"x": 1, "y": None}}) == [
+        "a.y: the recipe says nothing, the run was made with None"
+    ]
 
 
 def test_drift_of_paid_answers_does_not_offer_to_make_them_again_by_itself(run: RunDirectory):

@@ -33,6 +33,19 @@ def test_a_missing_recipe_exits_with_2(tmp_path: Path) -> None:
     assert "cannot be read" in done.stderr
 
 
+def test_a_place_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+    recipe, blocked = tmp_path / "recipe.yaml", tmp_path / "blocked"
+    recipe.write_text(RECIPE)
+    (tmp_path / "config.json").write_text("{}")
+    blocked.touch()
+    done = runner.invoke(app, ["prompts", str(recipe), "--run-root", str(blocked)])
+    assert done.exit_code == 1
+    assert done.stderr.startswith("NotADirectoryError: ")
+    assert "blocked" in done.stderr
+    assert "run the same command" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_an_unknown_stage_name_lists_the_known_ones(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE)
@@ -54,7 +67,7 @@ def test_status_of_an_empty_run_is_json_for_programs(tmp_path: Path) -> None:
 
 def test_every_command_has_help() -> None:
     for command in app.registered_commands:
-        name = command.name or getattr(command.callback, "__name__", "")
+        name = command.name or getattr(command.callback, "__name__", "").replace("_", "-")
         if name == "simulate":
             continue
         done = runner.invoke(app, [name, "--help"])

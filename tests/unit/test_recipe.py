@@ -6,14 +6,14 @@ import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import yaml
 from pydantic import BaseModel
 
 from eagle3.errors import RecipeError
-from eagle3.recipe import OPERATIONAL, Recipe, Section, load_recipe, recipe_from_mapping
+from eagle3.recipe import OPERATIONAL, Recipe, Sampling, Section, load_recipe, recipe_from_mapping
 
 VALUES: dict[str, Any] = {
     "name": "tiny",
@@ -143,6 +143,8 @@ def test_files_that_are_no_recipe(tmp_path: Path, text: str, problem: str):
         {"generation__provider__base_url": "http://localhost:1"},
         {"prompts__datasets__0__path": "moved/code.jsonl"},
         {"target__weights__path": "moved/model"},
+        {"target__name": "T"},
+        {"target__grammar": "qwen3"},
         {"corpus__validation_samples": 5},
         {"training__epochs": 9},
     ],
@@ -156,7 +158,6 @@ def test_operational_and_later_values_keep_the_run(changes: dict[str, Any]):
     [
         {"name": "other"},
         {"target__mode": "thinking"},
-        {"target__grammar": "qwen3"},
         {"generation__provider__model": "a/c"},
         {"generation__provider__routing": {"quantizations": ["fp8"]}},
         {"prompts__datasets__0__replicas": 2},
@@ -173,6 +174,22 @@ def test_identity_is_json_without_operational_values():
     assert "budget_usd" not in identity
     assert identity["provider"]["model"] == "a/b"
     assert "api_key_env" not in identity["provider"]
+
+
+def test_defaults_are_no_part_of_identity_so_that_a_new_setting_keeps_old_runs():
+    class Older(Section):
+        kind: Literal["a"] = "a"
+        size: int
+
+    class Newer(Older):
+        extra: int | None = None
+        inner: Sampling = Sampling()
+
+    older = Older(size=1).identity()
+    assert older == {"kind": "a", "size": 1}
+    assert Newer(size=1).identity() == Newer(size=1, inner=Sampling(top_p=1.0)).identity() == older
+    assert Newer(size=1, extra=0).identity() == {**older, "extra": 0}
+    assert Newer(size=1, inner=Sampling(top_p=0.5)).identity() == {**older, "inner": {"top_p": 0.5}}
 
 
 def test_paths_keys_and_budgets_are_operational_everywhere():

@@ -65,6 +65,7 @@ R, C, X, T = SegmentKind.REASONING, SegmentKind.CONTENT, SegmentKind.CONTROL, Se
         {"calls": [CALL], "tools": [TOOL]},
         {"calls": [CALL, replace(CALL, id="functions.look_up:1")], "tools": [TOOL], "content": ""},
         {"reasoning": None, "content": "Raw thoughts.</think>And the answer."},
+        {"content": 'So.<tools><call>functions.look_up:0<arg>{"word": "tea"}</call></tools>'},
         {"reasoning": "Emoji 👩‍👩‍👧 and \u2028 stay", "content": "\ttabs, 中文, é\r\n"},
     ],
 )

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3.drafter.acceptance import Acceptance, no_rounds, play_rounds
-from eagle3.drafter.evaluation import check_report, layer_order_verdict
+from eagle3.drafter.dataset import CorpusRow
+from eagle3.drafter.evaluation import check_report, held_out_prompts, layer_order_verdict
 from eagle3.errors import EvaluationError
 
 PROMPT = [1, 2]
@@ -97,3 +98,25 @@ def test_a_report_of_shuffled_layers_is_refused():
     order = {"verdict": "wrong", "best_other_order": [2, 0, 1], "mean_accepted_best_other": 0.5, "mean_accepted": 0.2}
     with pytest.raises(EvaluationError, match=r"in order \[2, 0, 1\]"):
         check_report(report(1.2, order), 1.02)
+
+
+def validation_row(sample_id: str, input_ids: list[int], *, split: str = "validation") -> CorpusRow:
+    return CorpusRow(
+        sample_id=sample_id,
+        dataset="a",
+        split=split,
+        input_ids=input_ids,
+        loss_mask=[False, False, *[True] * (len(input_ids) - 2)],
+        num_prompt_tokens=2,
+    )
+
+
+def test_several_answers_to_one_prompt_are_measured_once():
+    rows = [
+        validation_row("train", [9, 9, 1], split="train"),
+        validation_row("first", [1, 2, 3]),
+        validation_row("replica", [1, 2, 4, 5]),
+        validation_row("other", [1, 3, 3]),
+        validation_row("third", [1, 4, 3]),
+    ]
+    assert [row.sample_id for row in held_out_prompts(rows, 2)] == ["first", "other"]

@@ -80,12 +80,12 @@ def test_a_hidden_capacity_is_kept_full_with_few_refusals():
 
 def test_a_capacity_that_falls_and_rises_is_followed():
     def accepts(now: float, accepted: int, rng: random.Random) -> bool:
-        return accepted < (600 if now < 100 else 250 if now < 220 else 1000)
+        return accepted < (600 if now < 300 else 250 if now < 700 else 1000)
 
-    result = simulate(16_000, accepts)
+    result = simulate(20_000, accepts)
     # Answers that the capacity allows per second, integrated until the observed end.
-    allowed = (100 * 600 + 120 * 250 + (result.done_s - 220) * 1000) / ANSWER_S
-    assert result.answers / allowed >= 0.85
+    allowed = (300 * 600 + 400 * 250 + (result.done_s - 700) * 1000) / ANSWER_S
+    assert result.answers / allowed >= 0.90
     assert result.refused / result.answers <= 0.3
 
 

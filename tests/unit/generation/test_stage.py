@@ -26,6 +26,10 @@ ENDPOINT = Endpoint(
 )
 
 
+BOUND = 8 + 64
+"""Of a prompt of 7 tokens: 5 % and 64 tokens more."""
+
+
 def prompts_of(count: int) -> list[PromptRecord]:
     records: list[PromptRecord] = []
     for number in range(count):
@@ -50,7 +54,9 @@ def run(tmp_path) -> RunDirectory:
     run = RunDirectory(tmp_path / "run")
     stage = run.open_stage(Stage.PROMPTS, {}, {})
     rows = [{**prompt_to_json(record), "num_prompt_tokens": 7} for record in prompts_of(30)]
-    shard = stage.commit_shard("d/shard-00000.jsonl", lambda path: write_json_lines(path, rows), num_samples=30)
+    shard = stage.commit_shard(
+        "d/shard-00000.jsonl", lambda path: write_json_lines(path, rows), num_samples=30, stats={"prompt_tokens": 210}
+    )
     dropped = stage.commit_shard("dropped.jsonl", lambda path: write_json_lines(path, []), num_samples=0)
     stage.seal([shard, dropped], {})
     return run
@@ -101,7 +107,7 @@ def test_a_plan_counts_what_is_open_and_learns_lengths(run, tmp_path):
     recipe = recipe_of(tmp_path)
     fresh = plan_cost(recipe, run, [ENDPOINT])
     assert fresh.datasets[0].prompt_tokens == 30 * 7
-    assert fresh.worst_usd == 30 * (7 * MICRO + 100 * 2 * MICRO)
+    assert fresh.worst_usd == 30 * (BOUND * MICRO + 100 * 2 * MICRO)
     assert fresh.expected_usd < fresh.worst_usd
     assert not fresh.datasets[0].is_length_known
     journal(run, *(entry for prompt in prompts_of(20) for entry in answer_entry(prompt)))
@@ -109,7 +115,7 @@ def test_a_plan_counts_what_is_open_and_learns_lengths(run, tmp_path):
     assert later.datasets[0].num_answered == 20
     assert later.datasets[0].expected_tokens_per_answer == 40
     assert later.spent_usd == 20 * Decimal("0.0001")
-    assert later.worst_usd == 10 * (7 * MICRO + 100 * 2 * MICRO)
+    assert later.worst_usd == 10 * (BOUND * MICRO + 100 * 2 * MICRO)
     json.dumps(later.to_json())
     console = Console(width=200, record=True, file=None, quiet=True)
     console.print(render_plan(later))
@@ -117,8 +123,8 @@ def test_a_plan_counts_what_is_open_and_learns_lengths(run, tmp_path):
 
 def test_a_plan_warns_when_the_budget_starves_the_slots(run, tmp_path):
     plan = plan_cost(recipe_of(tmp_path, budget_usd="0.001"), run, [ENDPOINT])
-    assert plan.requests_at_once == 4
-    assert any("carries only 4 requests at once" in warning for warning in plan.warnings)
+    assert plan.requests_at_once == 3
+    assert any("carries only 3 requests at once" in warning for warning in plan.warnings)
     assert any("will pause" in warning for warning in plan.warnings)
 
 

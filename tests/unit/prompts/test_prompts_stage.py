@@ -110,7 +110,7 @@ def test_a_sealed_stage_is_reused_and_a_changed_file_is_drift(tmp_path: Path, ti
     again = prepare(tiny_run)
     assert (again.digest, again.created_at) == (first.digest, first.created_at)
     write(tmp_path / "one.jsonl", "changed")
-    with pytest.raises(StageDriftError, match=r"inputs\.dataset:one"):
+    with pytest.raises(StageDriftError, match=r"input 'dataset:one' now has digest"):
         prepare(tiny_run)
 
 

@@ -73,6 +73,8 @@ def test_a_byte_order_mark_at_the_start_is_no_text(tmp_path: Path):
         (b'{"messages": [{"role": "user", "content": "hi"}], "tools": {}}', "`tools` to be a list"),
         (b'{"messages": [{"role": "user", "content": "hi"}], "tools": "x"}', "`tools` to be a list"),
         (b'{"messages": [{"role": "user", "content": "hi"}], "id": true}', "as `id`"),
+        (b'{"messages": [{"role": "user", "content": "hi"}], "id": "\\ud83d"}', "without halves of surrogate pairs"),
+        (b'{"messages": [{"role": "user", "content": "hi"}], "\\ud83d": 1}', "without halves of surrogate pairs"),
     ],
 )
 def test_wrong_shapes_name_file_line_expected_and_found(tmp_path: Path, line: bytes, expected: str):

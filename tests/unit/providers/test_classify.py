@@ -71,7 +71,7 @@ ROWS = [
     ("401", reply(401, error(401, "No auth credentials found")), Verdict.CREDENTIALS, Billing.FREE),
     ("402 insufficient", reply(402, error(402, "Insufficient credits. Add more")), Verdict.OUT_OF_CREDITS, Billing.FREE),
     ("402 cannot afford", reply(402, error(402, "This request requires more credits, or fewer max_tokens. You requested up to 65536 tokens, but can only afford 99")), Verdict.OUT_OF_CREDITS, Billing.FREE),
-    ("402 prompt limit", reply(402, error(402, "Prompt tokens limit exceeded: 230799 > 91442")), Verdict.OUT_OF_CREDITS, Billing.FREE),
+    ("402 prompt limit", reply(402, error(402, "Prompt tokens limit exceeded: 230799 > 91442")), Verdict.SAMPLE_REJECTED, Billing.FREE),
     ("402 inside 200", reply(200, error(402, "Insufficient credits")), Verdict.OUT_OF_CREDITS, Billing.FREE),
     ("403 key limit", reply(403, error(403, "Key limit exceeded (total limit). Manage it using the settings page")), Verdict.OUT_OF_CREDITS, Billing.FREE),
     ("403 monthly limit", reply(403, error(403, "This key's monthly limit is reached")), Verdict.OUT_OF_CREDITS, Billing.FREE),

@@ -92,6 +92,18 @@ def test_cache_key_changes_with_recipe_upstream_and_run_directory(job: Job, tmp_
     assert stage_cache_key(context, {"job": raised, "upstream": upstream}) in keys
 
 
+def test_cache_key_changes_when_a_file_is_edited_in_place(job: Job, tmp_path: Path) -> None:
+    context: Any = SimpleNamespace(task=SimpleNamespace(name="prompts"))
+    prompts, tokenizer = tmp_path / "code.jsonl", tmp_path / "tokenizer.json"
+    keys: set[str] = set()
+    for content in ("one", "two"):
+        prompts.write_text(content)
+        keys.add(stage_cache_key(context, {"job": _with(job), "target": str(tmp_path)}))
+    tokenizer.write_text("{}")
+    keys.add(stage_cache_key(context, {"job": _with(job), "target": str(tmp_path)}))
+    assert len(keys) == 3
+
+
 def _with(job: Job, **changes: Any) -> Job:
     return Job(**{"recipe_path": job.recipe_path, "run_root": job.run_root, **changes})
 

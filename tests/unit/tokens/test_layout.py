@@ -169,7 +169,8 @@ def test_respacing_agrees_with_the_json_library(value):
         assert respace(spaced, "compact") == compact
 
 
-SPACED = st.lists(st.sampled_from([" ", "Hm", "</think>", "\n", ""]), max_size=4).map("".join)
+RAW_CALL = '<|calls|> look<|arg|> {"a": 1} <|/calls|>'
+SPACED = st.lists(st.sampled_from([" ", "Hm", "</think>", "\n", "", RAW_CALL]), max_size=4).map("".join)
 
 
 @given(reasoning=SPACED, content=SPACED, has_call=st.booleans(), finish=st.sampled_from(["stop", "length"]))
@@ -180,4 +181,4 @@ def test_habits_of_equal_keys_lay_an_answer_out_alike(family, completion, reason
     for habits in habits_of(family.grammar, "thinking"):
         for shape in shapes_of(answer, family.grammar, "thinking"):
             pieces = lay_out(answer, family.grammar, "thinking", habits, shape, family.tokenizer.encode_ordinary)
-            assert known.setdefault((habits.text_key(answer), shape), pieces) == pieces
+            assert known.setdefault((habits.text_key(answer, shape), shape), pieces) == pieces

@@ -1,0 +1,1 @@
+"""Commands of `eagle3` by topic; `eagle3.cli` registers them."""

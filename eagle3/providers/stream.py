@@ -1,0 +1,96 @@
+"""Streamed replies put back together: server-sent events in, one chat completion body out.
+
+Texts are joined before anything reads them, so that no character or token is cut between two events. Usage may come in
+a last event without choices. What the events do not hold stays absent.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from eagle3.records import JsonObject
+
+DATA = "data:"
+END = "[DONE]"
+_JOINED = ("content", "reasoning", "reasoning_content")
+_IDS = ("token_ids", "response_token_ids")
+
+
+def is_stream(text: str) -> bool:
+    """Tell whether a body is a stream of events and not one JSON document."""
+    first = text.lstrip()
+    return first.startswith((DATA, ":", "event:"))
+
+
+def join_stream(text: str) -> JsonObject:
+    """Return the body that a server would have sent without streaming.
+
+    Args:
+        text: The events as received, keep-alive comments included.
+
+    Raises:
+        ValueError: An event is not JSON, or no event is an object.
+    """
+    body: JsonObject = {}
+    choice: JsonObject = {}
+    message: JsonObject = {}
+    calls: dict[int, JsonObject] = {}
+    for event in _events(text):
+        body.update({key: value for key, value in event.items() if key != "choices" and value is not None})
+        for entry in _objects(event.get("choices"))[:1]:
+            delta = _object(entry.get("delta")) or _object(entry.get("message"))
+            for key in _JOINED:
+                if isinstance(delta.get(key), str):
+                    message[key] = (message.get(key) or "") + delta[key]
+            details = _objects(delta.get("reasoning_details"))
+            if details:
+                message.setdefault("reasoning_details", []).extend(details)
+            for position, call in enumerate(_objects(delta.get("tool_calls"))):
+                index = call.get("index")
+                _add_call(calls.setdefault(index if isinstance(index, int) else position, {}), call)
+            for key in _IDS:
+                if entry.get(key):
+                    choice.setdefault(key, []).extend(entry[key])
+            if _objects(_object(entry.get("logprobs")).get("content")):
+                logprobs = choice.setdefault("logprobs", {"content": []})
+                logprobs["content"].extend(entry["logprobs"]["content"])
+            kept = ("finish_reason", "native_finish_reason", "error", "prompt_token_ids")
+            choice.update({key: entry[key] for key in kept if entry.get(key) is not None})
+    if not body:
+        raise ValueError("no event holds a JSON object")
+    if calls:
+        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+    if message or choice:
+        body["choices"] = [{**choice, "message": message}]
+    return body
+
+
+def _events(text: str) -> Iterator[JsonObject]:
+    for line in text.split("\n"):
+        if not line.startswith(DATA):
+            continue
+        data = line.removeprefix(DATA).strip()
+        if not data or data == END:
+            continue
+        event: object = json.loads(data)
+        if isinstance(event, dict):
+            yield cast("JsonObject", event)
+
+
+def _add_call(call: JsonObject, part: Mapping[str, Any]) -> None:
+    if part.get("id"):
+        call["id"] = part["id"]
+    function = call.setdefault("function", {"name": "", "arguments": ""})
+    given = _object(part.get("function"))
+    function["name"] += given.get("name") or ""
+    function["arguments"] += given.get("arguments") or ""
+
+
+def _object(value: object) -> JsonObject:
+    return cast("JsonObject", value) if isinstance(value, dict) else {}
+
+
+def _objects(value: object) -> list[JsonObject]:
+    if not isinstance(value, list):
+        return []
+    return [cast("JsonObject", entry) for entry in cast("list[object]", value) if isinstance(entry, dict)]

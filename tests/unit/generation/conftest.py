@@ -1,0 +1,13 @@
+"""What the tests of the engine share."""
+
+import pytest
+
+from eagle3.generation import engine as engine_module
+from eagle3.generation import settlement as settlement_module
+
+
+@pytest.fixture
+def no_waiting(monkeypatch):
+    monkeypatch.setattr(engine_module, "FIRST_BACKOFF_S", 0.0)
+    monkeypatch.setattr(engine_module, "PUMP_S", 0.001)
+    monkeypatch.setattr(settlement_module, "LOOKUP_WAITS_S", (0.0,))

@@ -1,0 +1,102 @@
+"""Streamed replies: recorded real ones, ones that lack something, and errors on the way."""
+
+import json
+from decimal import Decimal
+
+import pytest
+
+from eagle3.providers.base import RawReply
+from eagle3.providers.classify import Billing, Verdict, classify
+from eagle3.providers.wire import ReplyKind, parse_reply
+
+USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "cost": 0.001}
+TEXT = {"id": "g", "provider": "Chutes", "choices": [{"index": 0, "delta": {"content": " hi"}}]}
+FINISH = {"id": "g", "choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "stop"}]}
+COUNTED = {"id": "g", "choices": [], "usage": USAGE}
+DONE = "[DONE]"
+
+
+def stream(*events: object) -> bytes:
+    lines = [f"data: {event if isinstance(event, str) else json.dumps(event)}" for event in events]
+    return "\n\n".join([": OPENROUTER PROCESSING", *lines, ""]).encode()
+
+
+def outcome_of(body: bytes):
+    return classify(RawReply(status=200, headers={"x-generation-id": "g"}, body=body, elapsed_s=1.0))
+
+
+def recorded(shared_data) -> list[dict[str, object]]:
+    path = shared_data / "recordings" / "openrouter_raw_k25.jsonl"
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [record for record in map(json.loads, filter(None, lines)) if record["request"].get("stream")]
+
+
+def test_every_recorded_stream_says_what_its_parsed_twin_says(shared_data):
+    lines = (shared_data / "recordings" / "kimi_responses.jsonl").read_text(encoding="utf-8").split("\n")
+    twins = [json.loads(line) for line in filter(None, lines)]
+    records = recorded(shared_data)
+    assert len(records) == 2
+    for record in records:
+        twin = next(entry for entry in twins if entry["request"] == record["request"])
+        parsed = parse_reply(record["raw_body"].encode())
+        answer = parsed.answer
+        assert parsed.kind is ReplyKind.ANSWER
+        assert answer is not None
+        assert answer.usage is not None
+        message = twin["message"]
+        assert answer.reasoning == message["reasoning"]
+        assert (answer.content or "") == (message["content"] or "")
+        wanted = [(call["id"], call["function"]["arguments"]) for call in message.get("tool_calls") or []]
+        assert [(call.id, call.arguments) for call in answer.tool_calls] == wanted
+        assert answer.usage.completion_tokens == twin["usage"]["completion_tokens"]
+        assert answer.cost_usd == Decimal(str(twin["usage"]["cost"]))
+        assert (answer.finish_reason, answer.provider) == (twin["finish_reason"], twin["provider"])
+
+
+def test_a_recorded_stream_cut_anywhere_is_no_answer(shared_data):
+    for record in recorded(shared_data):
+        body = record["raw_body"].encode()
+        end = body.index(b"[DONE]") + len(b"[DONE]")
+        assert parse_reply(body[:end]).kind is ReplyKind.ANSWER
+        for stop in range(0, end, 997):
+            assert parse_reply(body[:stop]).kind in (ReplyKind.MALFORMED, ReplyKind.PADDING_ONLY)
+        for stop in range(end - 40, end):
+            assert parse_reply(body[:stop]).kind is ReplyKind.MALFORMED
+
+
+@pytest.mark.parametrize(
+    ("events", "missing"),
+    [
+        ((TEXT, COUNTED, DONE), "finish reason"),
+        ((TEXT, FINISH, DONE), "usage"),
+        ((TEXT, FINISH, COUNTED), "DONE"),
+        ((), "cut"),
+        ((TEXT, '{"half":'), "cut"),
+        ((TEXT, "[1]", DONE), "finish reason"),
+    ],
+)
+def test_a_stream_is_whole_only_with_finish_reason_usage_and_end_mark(events, missing):
+    outcome = outcome_of(stream(*events))
+    assert (outcome.verdict, outcome.billing) == (Verdict.AMBIGUOUS, Billing.UNKNOWN)
+    assert missing in outcome.message
+    assert outcome.generation_id == "g"
+
+
+def test_usage_may_come_with_a_second_finish_reason_or_without_choices():
+    second = {**FINISH, "usage": USAGE}
+    for events in ((TEXT, FINISH, COUNTED, DONE), (TEXT, FINISH, second, DONE)):
+        outcome = outcome_of(stream(*events))
+        assert (outcome.verdict, outcome.billing) == (Verdict.ANSWERED, Billing.REPORTED)
+        assert outcome.parsed is not None
+        assert outcome.parsed.answer is not None
+        assert outcome.parsed.answer.content == " hi"
+        assert outcome.parsed.answer.cost_usd == Decimal("0.001")
+
+
+def test_an_error_in_any_event_is_seen_whatever_came_before():
+    error = {"id": "g", "error": {"code": 502, "message": "provider went away"}}
+    broken = {**error, "choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "error"}]}
+    for events in ((TEXT, broken), (TEXT, FINISH, broken, DONE), (error, DONE)):
+        outcome = outcome_of(stream(*events))
+        assert (outcome.verdict, outcome.billing) == (Verdict.RETRY, Billing.UNKNOWN), outcome
+        assert "provider went away" in outcome.message
