@@ -85,10 +85,11 @@ def ask_for_budget(run_id: UUID, key: str, reason: str, job: Job) -> dict[str, s
     The client is called directly: `RunInput.save` leaves nothing on the server when called from a flow that ends.
     """
     keyset = {part: f"{key}-{part}" for part in ("description", "response", "schema")}
-    form = RaiseBudget.with_initial_data(new_budget_usd=2 * float(job.recipe.generation.budget_usd))
+    schema = RaiseBudget.model_json_schema()
+    schema["properties"]["new_budget_usd"]["default"] = 2 * float(job.recipe.generation.budget_usd)
     text = f"{reason}\n\nA top-up alone never raises the budget. The new one holds for the whole run."
     with get_client(sync_client=True) as client:
-        client.create_flow_run_input(run_id, keyset["schema"], json.dumps(form.model_json_schema()))
+        client.create_flow_run_input(run_id, keyset["schema"], json.dumps(schema))
         client.create_flow_run_input(run_id, keyset["description"], json.dumps(text))
     return keyset
 

@@ -18,9 +18,9 @@ from tasks.job import Job, StageRef
 
 
 def stage_cache_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
-    """Name a stage's result by everything that shapes it: schema, run, recipe, the files it reads, upstream digest.
+    """Name the result of a stage by all that shapes it: schema, run, recipe, the files it reads, upstream digest.
 
-    """Name a stage's result by everything that shapes it: schema, run, recipe, files it reads, upstream digest.
+    File contents are in it because a prompt file, a grammar or a target edited in place must reach the stage's own drift
     check instead of a remembered reference.
     """
     job: Job = parameters["job"]
