@@ -18,10 +18,10 @@ from tasks.job import Job, StageRef
 
 
 def stage_cache_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
-    """Name the result of a stage by all that shapes it: schema, run, recipe, the files it reads, upstream digest.
+    """Name a result by all that shapes it: schema, run, recipe, the files the run reads, upstream digest.
 
-    File contents are in it because a prompt file, a grammar or a target edited in place must reach the stage's own drift
-    check instead of a remembered reference.
+    File contents are in it because a prompt file, a grammar or a target edited in place must reach the drift check of
+    its stage instead of a remembered reference.
     """
     job: Job = parameters["job"]
     upstream: StageRef | None = parameters.get("upstream")
