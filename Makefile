@@ -11,7 +11,7 @@ export EAGLE3_HOME
 
 .PHONY: help
 help: ## Show this help
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 $(STAMP): pyproject.toml constraints.txt requirements-no-deps.txt
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +30,10 @@ demo: $(STAMP) ## Run the whole pipeline on a real small model: no key, no cost,
 .PHONY: test
 test: $(STAMP) ## Run all tests
 	$(BIN)/pytest
+
+.PHONY: test-operations
+test-operations: $(STAMP) ## Operate a whole deployment: workers, kills, top-ups, the UI in a browser (many minutes)
+	EAGLE3_TEST_OPERATIONS=1 $(BIN)/pytest tests/e2e/test_operations.py tests/e2e/test_operations_ui.py
 
 .PHONY: lint
 lint: $(STAMP) ## Check format, lint, types and the import law

@@ -173,7 +173,7 @@ def _training() -> str:
 
 
 def _file_system() -> str:
-    from eagle3.artifacts import check_file_system
+    from eagle3.file_system import check_file_system
 
     root = Path.cwd()
     check_file_system(root)

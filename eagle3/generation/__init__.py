@@ -2,15 +2,16 @@
 
 `journal` is the single truth on disk and `history` its replay, `ledger` the money, `limiter` the number of requests at
 once, `engine` the loop that sends them, `settlement` what their replies mean for the books, `session` the thread that
-runs it all, `shards` turns the journal into Parquet, `cost` plans.
+runs it all, `stage` its face, `shards` turns the journal into Parquet, `cost` plans.
 """
 
 from eagle3.generation.cost import CostPlan, DatasetCost, estimate_cost, plan_cost
 from eagle3.generation.foreign import ImportResult, import_answers
 from eagle3.generation.plan_table import render_plan
 from eagle3.generation.reopening import reopen
-from eagle3.generation.session import GenerationSession, generate, open_session, seal_completions, stopped_by_signals
+from eagle3.generation.session import GenerationSession, open_session
 from eagle3.generation.shards import open_completions, prompt_shards, read_failures
+from eagle3.generation.stage import generate, seal_completions, stopped_by_signals
 from eagle3.generation.watching import Answered, Check
 
 __all__ = [

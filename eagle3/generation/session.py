@@ -1,28 +1,26 @@
-"""A generation session: its own thread, its own event loop, one engine for all shards. The face of stage 2.
+"""A generation session: its own thread, its own event loop, one engine for all shards.
 
     with open_session(recipe, run, target) as session:
         shards = [session.generate_shard(shard) for shard in prompt_shards(...)]     # or concurrently, or from tasks
     manifest = seal_completions(session)
 
-`generate` does all of that. The caller holds the run directory's lock.
+`stage.generate` does all of that. The caller holds the run directory's lock.
 """
 
 import asyncio
 import contextlib
 import functools
-import signal
 import threading
-from collections import Counter
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 import uvloop
 
-from eagle3.artifacts import OpenStage, RunDirectory, ShardRef, Stage, StageManifest
-from eagle3.errors import Eagle3Error, RunRejectedError, StoppedError
+from eagle3.artifacts import OpenStage, RunDirectory, ShardRef, Stage
+from eagle3.errors import Eagle3Error, StoppedError
 from eagle3.generation.asking import Asker, Question
 from eagle3.generation.cost import keep_plan
 from eagle3.generation.engine import Engine
@@ -33,16 +31,13 @@ from eagle3.generation.requests import Plan
 from eagle3.generation.selection import select_endpoints
 from eagle3.generation.shards import (
     ENDPOINTS_NAME,
-    FAILED_NAME,
     STATE_NAME,
     completion_from_entry,
     finished_shard,
     open_completions,
     prompt_shards,
     read_prompts,
-    write_failures,
     write_shard,
-    written_shard,
 )
 from eagle3.generation.snapshots import keep_snapshot
 from eagle3.generation.watching import AnswerWatch, Check
@@ -52,7 +47,6 @@ from eagle3.providers.connection import raise_descriptor_limit
 from eagle3.providers.opening import open_provider
 from eagle3.recipe import OpenAICompatible, Recipe, SGLang
 from eagle3.records import Completion, JsonObject, PromptRecord
-from eagle3.tokens.probed import PROBES_NAME
 
 PROGRESS_S = 1.0
 
@@ -432,53 +426,6 @@ def open_session(
     return GenerationSession(recipe, run, target, progress, check)
 
 
-def seal_completions(session: GenerationSession) -> StageManifest:
-    """Seal the stage of a session whose shards are all written.
-
-    Raises:
-        RunRejectedError: More samples failed than the recipe allows; nothing is sealed, and running again retries those
-            that may work.
-    """
-    stats = session.stats()
-    failed, total = int(stats["failed"]), session.num_samples
-    allowed = session.recipe.generation.max_failed_share
-    failures = write_failures(session.stage, session.history)
-    if failed > allowed * max(1, total):
-        failed_samples = [sample.failure for sample in session.history.samples.values() if sample.failure is not None]
-        kinds = Counter(failure.failure.value for failure in failed_samples)
-        reasons = ", ".join(f"{name} {count}" for name, count in sorted(kinds.items()))
-        message = (
-            f"{failed} of {total} samples failed ({reasons}), more than generation.max_failed_share {allowed:g} "
-            f"allows. Reasons are in '{Stage.COMPLETIONS.value}/{FAILED_NAME}'. Run again to retry those that may "
-            "work, or raise the share."
-        )
-        raise RunRejectedError(message)
-    stage, shards = session.stage, list[ShardRef]()
-    for prompt_shard in prompt_shards(session.run.sealed(Stage.PROMPTS)):
-        prompts, _ = read_prompts(session.run, prompt_shard)
-        shard = written_shard(stage, prompt_shard, prompts, session.history)
-        if shard is None:
-            shard = write_shard(stage, prompt_shard, prompts, session.history, {})
-        shards.append(shard)
-    probes = stage.existing_shard(PROBES_NAME)
-    return stage.seal([*shards, failures, *([probes] if probes is not None else [])], stats)
-
-
-def generate(recipe: Recipe, run: RunDirectory, target: Path, progress: Progress = no_progress) -> StageManifest:
-    """Buy every answer of a run and seal the stage; reuse it when it is sealed. SIGINT and SIGTERM stop it cleanly.
-
-    Raises:
-        PausedError: Money ended, or somebody stopped; run again to continue.
-        ProviderError: No request can work, or too many samples failed.
-    """
-    stage = open_completions(recipe, run)
-    if stage.manifest is not None:
-        return stage.manifest
-    with open_session(recipe, run, target, progress) as session, stopped_by_signals(session.stop):
-        session.generate_all()
-    return seal_completions(session)
-
-
 def _ended(tally: Tally) -> int:
     return tally.samples + tally.failed
 
@@ -492,25 +439,3 @@ def _positions(shards: Sequence[ShardRef], recipe: Recipe) -> tuple[dict[str, in
         offsets[shard.path] = totals[dataset]
         totals[dataset] += shard.num_samples
     return totals, offsets
-
-
-@contextlib.contextmanager
-def stopped_by_signals(stop: Callable[[], None]) -> Generator[None, None, None]:
-    """Call `stop` on SIGINT and SIGTERM instead of dying; a second SIGINT interrupts as usual."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    earlier: dict[int, Any] = {}
-
-    def stop_once(number: int, frame: FrameType | None) -> None:
-        del frame
-        stop()
-        signal.signal(number, earlier[number])
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        earlier[number] = signal.signal(number, stop_once)
-    try:
-        yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)

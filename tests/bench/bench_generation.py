@@ -198,7 +198,7 @@ def contestant(kind: str, url: str, count: int, connections: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if kind == "stage":
-            from eagle3.generation.session import generate
+            from eagle3.generation import generate
 
             run = RunDirectory(folder / "run")
             drv_ours.seal_prompts(run, drv_ours.prompts(count))

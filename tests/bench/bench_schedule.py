@@ -26,7 +26,7 @@ import httptools
 import uvloop
 
 from eagle3.artifacts import RunDirectory, Stage
-from eagle3.generation.session import open_session, seal_completions
+from eagle3.generation import open_session, seal_completions
 from eagle3.generation.shards import prompt_shards
 from tests.bench import drv_ours
 

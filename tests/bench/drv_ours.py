@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from eagle3.artifacts import RunDirectory, Stage
 from eagle3.formats import prompt_to_json, write_json_lines
-from eagle3.generation.session import generate
+from eagle3.generation import generate
 from eagle3.recipe import Recipe, recipe_from_mapping
 from eagle3.records import PromptRecord, sample_id_of
 

@@ -18,8 +18,9 @@ from deployments.register import changed_fields
 from deployments.report_server import ReportHandler
 from deployments.server import POOLS, check_server
 from deployments.settings import client_settings, server_settings
-from eagle3.artifacts import Stage, check_file_system
+from eagle3.artifacts import Stage
 from eagle3.errors import BudgetReachedError, ConfigurationError, CredentialsError, CreditsExhaustedError
+from eagle3.file_system import check_file_system
 from eagle3.stages import ORDER
 from flows.form import RedoName, StageName
 from flows.pauses import _name_of

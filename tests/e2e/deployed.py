@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -17,6 +18,12 @@ from prefect.states import Cancelling
 from tests.e2e.command_line import RECIPE, CommandLine
 
 KEY_BLOCK = "test-key"
+
+OPERATIONS_ONLY = pytest.mark.skipif(
+    not os.environ.get("EAGLE3_TEST_OPERATIONS"),
+    reason="real workers, kills and a browser take many minutes: set EAGLE3_TEST_OPERATIONS=1 (make test-operations)",
+)
+"""Tests that operate a whole deployment."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import yaml
 from eagle3.artifacts import RunDirectory, Stage, StageManifest
 from eagle3.errors import BudgetReachedError, CreditsExhaustedError, StoppedError
 from eagle3.formats import COMPLETIONS, prompt_to_json, read_rows, write_json_lines
-from eagle3.generation.session import generate
+from eagle3.generation import generate
 from eagle3.generation.shards import prompt_shards, read_prompts
 from eagle3.progress import Progress, ProgressEvent, no_progress
 from eagle3.recipe import Recipe, load_recipe

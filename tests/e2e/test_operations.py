@@ -23,9 +23,9 @@ from prefect.exceptions import ObjectAlreadyExists
 
 from eagle3.simulator.process import SimulatorProcess
 from tests.e2e.command_line import PROJECT, CommandLine
-from tests.e2e.deployed import KEY_BLOCK, Deployed, kill, until
+from tests.e2e.deployed import KEY_BLOCK, OPERATIONS_ONLY, Deployed, kill, until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, OPERATIONS_ONLY]
 
 PLANTED_KEY = "sk-or-v1-planted-block-key-that-must-never-be-shown-77e1"
 SCENARIO = PROJECT / "deployments" / "scenarios" / "demo.yaml"

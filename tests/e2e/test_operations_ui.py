@@ -18,10 +18,10 @@ import yaml
 from eagle3.recipe import load_recipe
 from eagle3.simulator.process import SimulatorProcess
 from tests.e2e.command_line import RECIPE
-from tests.e2e.deployed import KEY_BLOCK, Deployed, until
+from tests.e2e.deployed import KEY_BLOCK, OPERATIONS_ONLY, Deployed, until
 from tests.e2e.test_operations import deployed, look_alike, settings  # noqa: F401 - fixtures
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, OPERATIONS_ONLY]
 
 CHROMIUM = shutil.which("chromium")
 WAIT_MS = 60_000

@@ -10,10 +10,9 @@ from rich.console import Console
 from eagle3.artifacts import RunDirectory, Stage
 from eagle3.errors import RunRejectedError
 from eagle3.formats import COMPLETIONS, completion_from_row, prompt_to_json, read_rows, write_json_lines
-from eagle3.generation import plan_cost, render_plan
+from eagle3.generation import GenerationSession, plan_cost, render_plan, seal_completions
 from eagle3.generation.history import ACCOUNT, replay
 from eagle3.generation.journal import encode_line
-from eagle3.generation.session import GenerationSession, seal_completions
 from eagle3.generation.shards import open_completions, prompt_shards, prompt_token_bound, read_failures, write_shard
 from eagle3.generation.snapshots import keep_snapshot
 from eagle3.providers.base import Endpoint
