@@ -21,6 +21,8 @@ Check: TypeAlias = Callable[[Sequence[Answered]], None]
 
 PAUSE_S = 0.5
 """Between two looks while requests are not held back by them: a batch costs less than its answers one by one."""
+KNOWN_PORTION = 16
+"""Answers per look when those of an earlier process are shown again."""
 MAX_KNOWN = 2000
 """Answers of earlier processes that are looked at before anything is bought."""
 
@@ -97,8 +99,14 @@ class AnswerWatch:
             self._starved.clear()
             batch, self._new = self._new, []
             num_known = self._num_known_waiting  # nothing is bought until these were looked at
+            if num_known:
+                # They were handed over in the order of their prompts; a change shows in the order of arrival.
+                batch.sort(key=lambda entry: (str(entry[1].path), entry[1].offset))
             try:
-                await asyncio.to_thread(self._look, batch)
+                # A look learns habits from all it has seen, so known answers are shown in the portions they came in.
+                size = KNOWN_PORTION if num_known else max(1, len(batch))
+                for start in range(0, len(batch), size):
+                    await asyncio.to_thread(self._look, batch[start : start + size])
             except Eagle3Error as exc:
                 stop(exc)
                 return
