@@ -52,7 +52,7 @@ class Made:
         return {
             "run": self._job.recipe.run_name,
             "stages_made": self.stages,
-            "spent_now_usd": str(self._spent() - self._spent_before),
+            "spent_now_usd": f"{self._spent() - self._spent_before:f}",
             "wall_s": self.wall_s,
         }
 
