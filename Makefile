@@ -28,8 +28,8 @@ demo: $(STAMP) ## Run the whole pipeline on a real small model: no key, no cost,
 	$(BIN)/eagle3 demo
 
 .PHONY: test
-test: $(STAMP) ## Run all tests
-	$(BIN)/pytest
+test: $(STAMP) ## Run all tests, two files at a time
+	$(BIN)/pytest -n 2 --dist loadfile
 
 .PHONY: test-operations
 test-operations: $(STAMP) ## Operate a whole deployment: workers, kills, top-ups, the UI in a browser (many minutes)
@@ -44,7 +44,7 @@ lint: $(STAMP) ## Check format, lint, types and the import law
 
 .PHONY: check
 check: lint ## Lint, then the fast tests: run this before each commit
-	$(BIN)/pytest -m 'not slow' tests/unit tests/contract
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not slow' tests/unit tests/contract
 
 .PHONY: bench
 bench: $(STAMP) ## Measure every speed and memory figure we claim, each against a control in the same run
