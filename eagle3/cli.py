@@ -169,9 +169,7 @@ def status(
     with reported():
         from eagle3.report import render_status, run_status
 
-        if not run_directory.is_dir():
-            raise ConfigurationError(f"{str(run_directory)!r} is no run directory. Runs live under 'runs/'.")
-        found = run_status(RunDirectory(run_directory.resolve()))
+        found = run_status(_existing_run(run_directory))
         if as_json:
             sys.stdout.write(json.dumps(found.to_json(), indent=2, ensure_ascii=False) + "\n")
         else:
@@ -184,7 +182,7 @@ def report(run_directory: Annotated[Path, typer.Argument(help="A run directory, 
     with reported():
         from eagle3.report import write_report, write_summary
 
-        directory = RunDirectory(run_directory.resolve())
+        directory = _existing_run(run_directory)
         write_summary(directory)
         write_report(directory)
         sys.stdout.write(f"{os.path.relpath(directory.report_path)}\n")
@@ -204,6 +202,13 @@ def _prepare(recipe: Path, overrides: list[str] | None, run_root: Path) -> tuple
     checked = load_recipe(recipe, overrides or ())
     directory = RunDirectory((run_root / checked.run_name).resolve())
     return checked, directory, prepare_target(checked, _home() / "models")
+
+
+def _existing_run(path: Path) -> RunDirectory:
+    run = RunDirectory(path.resolve())
+    if not any(run.stage_path(stage).is_dir() for stage in Stage) and not (run.path / "recipe.resolved.json").is_file():
+        raise ConfigurationError(f"{str(path)!r} is no run directory: it holds no stage. Runs live under 'runs/'.")
+    return run
 
 
 def _stage_command(stage: Stage) -> Callable[..., None]:

@@ -16,15 +16,14 @@
     ├── ProviderError               an API call did not give an answer (see eagle3.providers)
     │   ├── RetryableProviderError      not billed; trying again may work                          (retryable)
     │   ├── AmbiguousProviderError      may have been billed; the reservation is kept              (retryable)
-    │   ├── SampleRejectedError         this request will never work; the run goes on
     │   └── RunRejectedError            no request will work until somebody changes something
     ├── PausedError                 stopped on purpose; a later run continues                      (exit 3)
     │   ├── CreditsExhaustedError   the account or key cannot pay; top it up and run again
     │   ├── BudgetReachedError      the recipe's budget cannot pay; raise it and run again
     │   └── StoppedError            a person asked to stop
     ├── TokenError
-    │   ├── TokenizerError          tokenizer files are damaged, unknown or disagree with the grammar
-    │   ├── GrammarError            a response grammar is malformed or unknown
+    │   ├── TokenizerError          tokenizer files are damaged, unknown or disagree with the grammar  (exit 2)
+    │   ├── GrammarError            a response grammar is malformed or unknown                 (exit 2)
     │   ├── TemplateError           the chat template failed to render a prompt
     │   └── ReconstructionError     a completion cannot be turned into token ids
     ├── AuditFailedError            the audit's verdict forbids going on
@@ -115,10 +114,6 @@ class AmbiguousProviderError(ProviderError):
     retryable = True
 
 
-class SampleRejectedError(ProviderError):
-    """This request will never work; other requests may."""
-
-
 class RunRejectedError(ProviderError):
     """No request will work until somebody changes the set-up."""
 
@@ -148,9 +143,13 @@ class TokenError(Eagle3Error):
 class TokenizerError(TokenError):
     """Tokenizer files are damaged, unknown or disagree with the grammar."""
 
+    exit_code = 2
+
 
 class GrammarError(TokenError):
     """A response grammar is malformed or unknown."""
+
+    exit_code = 2
 
 
 class TemplateError(TokenError):

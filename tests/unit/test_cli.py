@@ -54,12 +54,17 @@ def test_an_unknown_stage_name_lists_the_known_ones(tmp_path: Path) -> None:
     assert "reconstruct" in done.stderr
 
 
-def test_status_of_something_else_exits_with_2(tmp_path: Path) -> None:
-    done = runner.invoke(app, ["status", str(tmp_path / "nowhere")])
+@pytest.mark.parametrize("command", ["status", "report"])
+@pytest.mark.parametrize("place", ["nowhere", "."])
+def test_a_folder_that_is_no_run_exits_with_2_and_stays_as_it_was(tmp_path: Path, command: str, place: str) -> None:
+    done = runner.invoke(app, [command, str(tmp_path / place)])
     assert done.exit_code == 2
+    assert "is no run directory" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_status_of_an_empty_run_is_json_for_programs(tmp_path: Path) -> None:
+    (tmp_path / "1-prompts").mkdir()
     done = runner.invoke(app, ["status", str(tmp_path), "--json"])
     assert done.exit_code == 0
     assert json.loads(done.stdout)
