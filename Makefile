@@ -33,7 +33,7 @@ test: $(STAMP) ## Run all tests, two files at a time
 
 .PHONY: test-operations
 test-operations: $(STAMP) ## Operate a whole deployment: workers, kills, top-ups, the UI in a browser (many minutes)
-	EAGLE3_TEST_OPERATIONS=1 $(BIN)/pytest tests/e2e/test_operations.py tests/e2e/test_operations_ui.py
+	EAGLE3_TEST_OPERATIONS=1 $(BIN)/pytest tests/e2e/test_operations*.py
 
 .PHONY: lint
 lint: $(STAMP) ## Check format, lint, types and the import law

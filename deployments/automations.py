@@ -58,7 +58,10 @@ def _resolved(entry: dict[str, Any], block: BlockDocument | None) -> dict[str, A
 
 def _comparable(automation: AutomationCore) -> dict[str, Any]:
     values = AutomationCore.model_validate(automation.model_dump(mode="json")).model_dump(mode="json")
-    values["trigger"].pop("id", None)
+    trigger: dict[str, Any] = values["trigger"]
+    trigger.pop("id", None)
+    for name in ("after", "expect", "for_each"):  # sets, which come back in any order
+        trigger[name] = sorted(trigger.get(name) or [])
     values.pop("enabled")  # somebody may have switched it off on purpose
     return values
 

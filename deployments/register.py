@@ -8,17 +8,22 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 from prefect import get_client
-from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.actions import (
+    ArtifactCreate,
+    GlobalConcurrencyLimitCreate,
+    GlobalConcurrencyLimitUpdate,
+    WorkPoolCreate,
+)
 from prefect.client.schemas.filters import ArtifactCollectionFilter, ArtifactCollectionFilterKey
 from prefect.client.schemas.responses import DeploymentResponse
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
 from deployments.automations import register_automations
@@ -27,11 +32,12 @@ from eagle3.errors import ConfigurationError
 from eagle3.recipe import load_recipe
 from tasks.key_block import ApiKeyBlock
 from tasks.progress import artifact_key
+from tasks.storage_block import StorageRootBlock
 
 PROJECT = Path(__file__).resolve().parent.parent
 _COMPARED = (
     "description", "entrypoint", "parameters", "work_pool_name", "tags", "job_variables", "pull_steps", "paused",
-    "parameter_openapi_schema",
+    "parameter_openapi_schema", "concurrency_options",
 )  # fmt: skip
 """Fields of a deployment that decide what its runs do or how its form looks."""
 
@@ -44,26 +50,27 @@ def register(say: Callable[[str], None]) -> list[str]:
     """
     if not (PROJECT / "prefect.yaml").is_file():
         raise ConfigurationError("prefect.yaml is not beside the installed package; run this from a project checkout.")
-    recipes = _recipes()
+    document: dict[str, Any] = yaml.safe_load((PROJECT / "prefect.yaml").read_bytes())
+    recipes = _recipes(document)
     changes: list[str] = []
     with get_client(sync_client=True) as client:
         changes += _register_pools(client)
+        changes += _register_limits(client, document["definitions"]["global_limits"])
         before = _deployments(client)
         _prefect("--no-prompt", "deploy", "--all")
         changes += _differences(before, _deployments(client))
         changes += _register_recipes(client, recipes)
-        changes += _register_block(client)
+        changes += _register_blocks(client)
         automation_changes, remarks = register_automations(client, PROJECT / "deployments" / "automations.yaml")
         changes += automation_changes
     for line in [*changes, *remarks]:
         say(line)
     if not changes:
-        say("nothing changed: work pools, deployments, recipes, blocks and automations are as they should be")
+        say("nothing changed: work pools, limits, deployments, recipes, blocks and automations are as they should be")
     return changes
 
 
-def _recipes() -> dict[str, dict[str, Any]]:
-    document: dict[str, Any] = yaml.safe_load((PROJECT / "prefect.yaml").read_bytes())
+def _recipes(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     paths = {
         entry["parameters"]["recipe"] for entry in document["deployments"] if "recipe" in entry.get("parameters", {})
     }
@@ -78,8 +85,24 @@ def _register_pools(client: SyncPrefectClient) -> list[str]:
             client.read_work_pool(name)
         except ObjectNotFound:
             template = ProcessWorker.get_default_base_job_template()
-            client.create_work_pool(WorkPoolCreate(name=name, type="process", base_job_template=template))
+            with suppress(ObjectAlreadyExists):  # the client repeats a call whose reply was lost
+                client.create_work_pool(WorkPoolCreate(name=name, type="process", base_job_template=template))
             changes.append(f"work pool {name}: created")
+    return changes
+
+
+def _register_limits(client: SyncPrefectClient, limits: Mapping[str, int]) -> list[str]:
+    changes: list[str] = []
+    for name, slots in limits.items():
+        try:
+            found = client.read_global_concurrency_limit_by_name(name)
+        except ObjectNotFound:
+            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=slots))
+            changes.append(f"global limit {name}: created, {slots} slots")
+            continue
+        if found.limit != slots:
+            client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(limit=slots))
+            changes.append(f"global limit {name}: {found.limit} -> {slots} slots")
     return changes
 
 
@@ -91,6 +114,7 @@ def _deployments(client: SyncPrefectClient) -> dict[str, dict[str, Any]]:
             continue
         values = deployment.model_dump(mode="json")
         kept: dict[str, Any] = {name: values[name] for name in _COMPARED}
+        kept["concurrency_limit"] = (values["global_concurrency_limit"] or {}).get("limit")
         kept["schedules"] = [
             {"slug": entry["slug"], "active": entry["active"], "schedule": _without_anchor(entry["schedule"])}
             for entry in values["schedules"]
@@ -144,10 +168,13 @@ def _register_recipes(client: SyncPrefectClient, recipes: Mapping[str, dict[str,
         lines = changed_fields(known, values) if known is not None else ["created"]
         changes += [f"recipe {name}: {line}" for line in lines]
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-        create_markdown_artifact(
-            markdown=f"# Recipe {name}\n\n{_FENCE}yaml\n{text}{_FENCE}\n",
-            key=key,
-            description="The recipe as deployed, with every default.",
+        client.create_artifact(
+            ArtifactCreate(
+                type="markdown",
+                key=key,
+                data=f"# Recipe {name}\n\n{_FENCE}yaml\n{text}{_FENCE}\n",
+                description="The recipe as deployed, with every default.",
+            )
         )
     return changes
 
@@ -162,15 +189,16 @@ def _recipe_in(markdown: str) -> dict[str, Any] | None:
     return cast("dict[str, Any]", yaml.safe_load(parts[1].removeprefix("yaml\n")))
 
 
-def _register_block(client: SyncPrefectClient) -> list[str]:
-    slug = ApiKeyBlock.get_block_type_slug()
-    try:
-        client.read_block_type_by_slug(slug)
-        is_known = True
-    except ObjectNotFound:
-        is_known = False
-    ApiKeyBlock.register_type_and_schema()
-    return [] if is_known else [f"block type {slug}: created"]
+def _register_blocks(client: SyncPrefectClient) -> list[str]:
+    changes: list[str] = []
+    for block in (ApiKeyBlock, StorageRootBlock):
+        slug = block.get_block_type_slug()
+        try:
+            client.read_block_type_by_slug(slug)
+        except ObjectNotFound:
+            changes.append(f"block type {slug}: created")
+        block.register_type_and_schema()
+    return changes
 
 
 def _prefect(*arguments: str) -> None:

@@ -60,6 +60,9 @@ def ensure_server(home: Path | None = None) -> str:
     home = home or project_home()
     server = running_server(home) or _start_server(home)
     os.environ.update(client_settings(server.home, server.url))
+    password = os.environ.get("PREFECT_SERVER_API_AUTH_STRING")
+    if password:  # whoever gives the server a password means its workers to know it
+        os.environ.setdefault("PREFECT_API_AUTH_STRING", password)
     return server.url
 
 
@@ -82,8 +85,7 @@ def start_workers(home: Path) -> list[int]:
     running: list[int] = json.loads(record.read_bytes())["pids"] if record.is_file() else []
     if running and all(_is_alive(pid) for pid in running):
         return running
-    for pid in running:
-        _stop(pid)
+    _stop(*running)
     port, root = _free_port(DEFAULT_REPORT_PORT), Path.cwd()
     os.environ["EAGLE3_REPORT_URL"], os.environ["EAGLE3_REPORT_ROOT"] = f"http://127.0.0.1:{port}", str(root)
     commands = [["-m", "deployments.report_server", "--port", str(port), "--root", str(root)]]
@@ -114,8 +116,7 @@ def stop_all(home: Path) -> list[str]:
             continue
         values = json.loads(record.read_bytes())
         alive = [pid for pid in values.get("pids", [values.get("pid")]) if _is_alive(pid)]
-        for pid in alive:
-            _stop(pid)
+        _stop(*alive)
         if alive:
             stopped.append(name)
         record.unlink()
@@ -162,7 +163,7 @@ def check_server(api_url: str) -> str:
     Raises:
         ConfigurationError: It cannot be reached, refuses the credentials, is no Prefect server, or has another version.
     """
-    credentials = os.environ.get("PREFECT_API_AUTH_STRING", "")
+    credentials = os.environ.get("PREFECT_API_AUTH_STRING") or os.environ.get("PREFECT_SERVER_API_AUTH_STRING", "")
     user, _, password = credentials.partition(":")
     auth = (user, password) if credentials else None
     try:
@@ -216,16 +217,20 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _stop(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGTERM)
+def _stop(*pids: int) -> None:
+    """End processes and what they started: all are asked at once, and killed when they take longer than 20 s."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGTERM)
     deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and _is_alive(pid):
-        with suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
+    while time.monotonic() < deadline and any(_is_alive(pid) for pid in pids):
+        for pid in pids:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
         time.sleep(0.1)
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def _port_of(record: Path) -> int:

@@ -12,6 +12,8 @@ def server_settings(home: Path, url: str) -> dict[str, str]:
         # The UI calls port 4200 unless told otherwise; with another port its pages stay empty.
         "PREFECT_SERVER_UI_API_URL": f"{url}/api",
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+        # The older interface shows the key of a block while it is typed.
+        "PREFECT_SERVER_UI_V2_ENABLED": "true",
         # In-memory leases are lost at a restart and then block their slot for ever.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         # SQLite answers 503 when a lock outlasts this many seconds.

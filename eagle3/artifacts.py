@@ -5,7 +5,6 @@ when it is complete; a stage exists only when its `manifest.json`, written last,
 manifests, never from the folder.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -22,13 +21,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from eagle3.drift import Origin, drift_message
-from eagle3.errors import (
-    ArtifactError,
-    CorruptShardError,
-    RunLockedError,
-    StageDriftError,
-    StageMissingError,
-)
+from eagle3.errors import ArtifactError, CorruptShardError, StageDriftError, StageMissingError
+from eagle3.locks import held, is_held
 from eagle3.records import canonical_json, sha256_text
 
 MANIFEST_NAME = "manifest.json"
@@ -172,7 +166,8 @@ def commit_json(path: Path, value: object) -> None:
 class OpenStage:
     """One stage folder, opened for a given recipe and given inputs.
 
-    Opening sweeps temporary files, compares an existing manifest with what the recipe asks for, and never writes.
+    Opening sweeps temporary files, unless other processes may be writing there, compares an existing manifest with what
+    the recipe asks for, and never writes.
 
     Attributes:
         path: The stage folder.
@@ -180,8 +175,16 @@ class OpenStage:
         manifest: The sealed manifest when the stage is complete, else None.
     """
 
-    def __init__(self, path: Path, stage: Stage, identity: Mapping[str, Any], inputs: Mapping[str, str]) -> None:
-        """Open the stage folder at `path`.
+    def __init__(
+        self,
+        path: Path,
+        stage: Stage,
+        identity: Mapping[str, Any],
+        inputs: Mapping[str, str],
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        """Open the stage folder at `path`; when it `is_shared`, temporary files belong to others and stay.
 
         Raises:
             StageDriftError: It was sealed from other settings or other inputs.
@@ -192,7 +195,7 @@ class OpenStage:
         self.identity = json.loads(canonical_json(identity))
         self.inputs = dict(inputs)
         self.fingerprint = fingerprint_of(self.identity, self.inputs)
-        if path.is_dir():
+        if path.is_dir() and not is_shared:
             for leftover in path.rglob(f".*{TEMPORARY_SUFFIX}"):
                 leftover.unlink(missing_ok=True)
         found = read_manifest(path)
@@ -333,9 +336,11 @@ class RunDirectory:
         """Return the folder of a stage, whether it exists or not."""
         return self.path / stage.value
 
-    def open_stage(self, stage: Stage, identity: Mapping[str, Any], inputs: Mapping[str, str]) -> OpenStage:
+    def open_stage(
+        self, stage: Stage, identity: Mapping[str, Any], inputs: Mapping[str, str], *, is_shared: bool = False
+    ) -> OpenStage:
         """Open a stage for writing or reuse; see `OpenStage`."""
-        return OpenStage(self.stage_path(stage), stage, identity, inputs)
+        return OpenStage(self.stage_path(stage), stage, identity, inputs, is_shared=is_shared)
 
     def sealed(self, stage: Stage) -> StageManifest:
         """Return the manifest of a complete stage.
@@ -381,22 +386,16 @@ class RunDirectory:
             RunLockedError: Another process holds it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        lock_path = self.path / ".lock"
-        with lock_path.open("a+") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as exc:
-                lock.seek(0)
-                holder = lock.read().strip() or "unknown"
-                message = (
-                    f"run directory {self.path.name!r} is in use by process {holder}. Wait until it ends, or stop it, "
-                    "then run again."
-                )
-                raise RunLockedError(message) from exc
-            lock.truncate(0)
-            lock.write(str(os.getpid()))
-            lock.flush()
+        with held(self._lock_path, f"run directory {self.path.name!r}"):
             yield
+
+    def is_locked(self) -> bool:
+        """Tell whether a living process works here."""
+        return is_held(self._lock_path)
+
+    @property
+    def _lock_path(self) -> Path:
+        return self.path / ".lock"
 
     def begin_attempt(self, provenance: Mapping[str, Any]) -> Path:
         """Create `attempts/NNNN/` with `provenance.json` and return the folder."""

@@ -148,10 +148,12 @@ def plan(
     """Say what a run would cost, expected and at worst. Spends nothing."""
     with reported():
         from eagle3.generation import estimate_cost, render_plan
+        from eagle3.terminal import TerminalProgress
 
         checked, directory, target = _prepare(recipe, overrides, run_root)
         with directory.locked():
-            run_stage(Stage.PROMPTS, checked, directory, target)
+            with TerminalProgress(notes) as terminal:
+                run_stage(Stage.PROMPTS, checked, directory, target, terminal)
             costs = estimate_cost(checked, directory, target)
         if as_json:
             sys.stdout.write(json.dumps(costs.to_json(), indent=2) + "\n")

@@ -14,9 +14,9 @@ from eagle3.errors import AuditFailedError
 from eagle3.generation import (
     Answered,
     GenerationSession,
-    open_completions,
     open_session,
     seal_completions,
+    settle_sealed,
     stopped_by_signals,
 )
 from eagle3.preflight import (
@@ -117,9 +117,9 @@ def generate_guarded(
         PausedError: Money ended, or somebody stopped; run again to continue.
         ProviderError: No request can work, or too many samples failed.
     """
-    stage = open_completions(recipe, run)
-    if stage.manifest is not None:
-        return stage.manifest
+    sealed = settle_sealed(recipe, run, target)
+    if sealed is not None:
+        return sealed
     with open_guarded_session(recipe, run, target, progress) as session, stopped_by_signals(session.stop):
         session.generate_all()
     return seal_completions(session)

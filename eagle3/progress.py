@@ -20,6 +20,10 @@ class ProgressEvent:
     unit: str = "samples"
     values: Mapping[str, float | int | str] = field(default_factory=dict[str, "float | int | str"])
     """Further figures: `spent_usd`, `in_flight`, `loss`, ..."""
+    providers: Mapping[str, Mapping[str, float | int | str]] = field(
+        default_factory=dict[str, "Mapping[str, float | int | str]"]
+    )
+    """While answers are bought: `answers` and `spent_usd` by provider."""
 
 
 Progress: TypeAlias = Callable[[ProgressEvent], None]

@@ -17,6 +17,7 @@ from prefect.runtime import flow_run
 
 from eagle3.artifacts import RunDirectory, Stage, commit_bytes, commit_json, read_manifest
 from eagle3.errors import PausedError, RunLockedError
+from eagle3.file_system import check_file_system
 from eagle3.stages import from_stage_on, stage_of_command
 from tasks.credits import is_probed
 from tasks.job import Job
@@ -67,9 +68,11 @@ def attempt(job: Job, redo: str | None) -> Generator[Made]:
 
     Raises:
         RecipeError: The recipe is not valid; nothing was written.
+        ConfigurationError: The file system does not keep the promises that runs need.
         RunLockedError: Another process works in the run directory.
     """
     recipe, run = job.recipe, job.run
+    check_file_system(run.path.parent)
     with _locked(run):
         if redo is not None and not _was_begun(run):
             run.discard(from_stage_on(stage_of_command(redo)))

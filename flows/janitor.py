@@ -18,8 +18,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Crashed
 from pydantic import Field
 
-from eagle3.errors import RunLockedError
-from flows.attempt import attempts_of
+from flows.attempt import AttemptRecord, attempts_of
 from flows.waiting_runs import may_resume, readable, runs_in_state, schedule_again
 from tasks.job import Job
 
@@ -69,11 +68,7 @@ def _is_abandoned(run: FlowRun) -> bool:
     job = readable(run)
     if job is None or not _is_last_attempt_of(job, run):
         return False  # not on this machine, or not begun
-    try:
-        with job.run.locked():
-            return True
-    except RunLockedError:
-        return False
+    return not job.run.is_locked()
 
 
 def _is_last_attempt_of(job: Job, run: FlowRun) -> bool:
@@ -98,15 +93,20 @@ def _end_leftover_tasks(client: SyncPrefectClient) -> int:
     return len(leftovers)
 
 
+def is_worth_continuing(attempts: Sequence[AttemptRecord], run_id: str, max_attempts: int) -> bool:
+    """Tell whether a crashed run began on this machine's storage and did not yet die too often."""
+    died = [attempt for attempt in attempts if attempt.flow_run_id == run_id and not attempt.has_ended]
+    return 0 < len(died) < max_attempts
+
+
 def _continue_crashed(client: SyncPrefectClient, max_attempts: int) -> Sequence[str]:
     resumed: list[str] = []
     for run in runs_in_state(client, StateType.CRASHED):
         job = readable(run)
         if job is None or run.state is None or not may_resume(run):
             continue
-        died = [one for one in attempts_of(job.run) if one.flow_run_id == str(run.id) and not one.has_ended]
-        if not died or len(died) >= max_attempts:
-            continue  # it never began on this machine, or it dies again and again
+        if job.run.is_locked() or not is_worth_continuing(attempts_of(job.run), str(run.id), max_attempts):
+            continue  # somebody works there; perhaps a process that was only thought dead while the server was away
         if schedule_again(client, run.id, run.state, "its process died; continuing from the files"):
             resumed.append(run.name)
     return resumed

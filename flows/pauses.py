@@ -8,11 +8,14 @@ from typing import Any
 from uuid import UUID
 
 from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State, StateDetails
+from prefect.client.schemas.responses import SetStateStatus
 from prefect.events import emit_event
+from prefect.exceptions import Abort, Pause
 from prefect.input import RunInput
 from prefect.runtime import deployment, flow_run
-from prefect.states import Cancelled, Failed, Paused
+from prefect.states import Failed, Paused
 from pydantic import Field, TypeAdapter
 
 from eagle3.errors import AuditFailedError, BudgetReachedError, CreditsExhaustedError, PausedError, StoppedError
@@ -39,11 +42,18 @@ _ANSWER = TypeAdapter(RaiseBudget)
 
 
 def stopped_state(error: PausedError, job: Job) -> State[Any]:
-    """Return the state a flow run ends in when it stopped on purpose.
+    """Return the state a flow run ends in when it stopped on purpose, or leave it waiting.
 
     A run of a deployment waits as Paused without a process: `AwaitingCredits` until the Resume button or the credits
-    watcher continues it, `BudgetReached` until somebody resumes it with a higher budget. Somebody's Cancel ends it as
-    Cancelled. A run started by hand ends as Failed under the same name; starting it again continues it.
+    watcher continues it, `BudgetReached` until somebody resumes it with a higher budget. A run started by hand ends as
+    Failed under the same name; starting it again continues it.
+
+    Call this with the run directory unlocked: a waiting run can be resumed before its process has ended.
+
+    Raises:
+        Pause: The run waits; Prefect ends the process.
+        Abort: Somebody pressed Cancel. The worker makes the run Cancelled once the process is gone: if the run said so
+            itself, a quick Retry would be undone by the worker.
     """
     name = _name_of(error)
     emit_event(
@@ -55,23 +65,35 @@ def stopped_state(error: PausedError, job: Job) -> State[Any]:
         return Failed(name=name, message=str(error), data=error)
     if isinstance(error, StoppedError):
         if _is_being_cancelled():
-            return Cancelled(message=str(error))
+            raise Abort(str(error))
         signal.raise_signal(signal.SIGTERM)  # the worker ends; Prefect's own handler tells the server
         return Failed(name=name, message=str(error), data=error)
+    return _wait(name, error, job)
+
+
+def _wait(name: str, error: PausedError, job: Job) -> State[Any]:
+    """Put this flow run to Paused and end its process; returns a state only when the server did not accept that."""
+    run_id = UUID(str(flow_run.id))
     key = f"{datetime.now(UTC):%Y%m%d%H%M%S%f}"  # a key that was used before is refused as already fired
-    if not isinstance(error, BudgetReachedError):
-        return Paused(
-            name=name, message=str(error), reschedule=True, timeout_seconds=PAUSE_TIMEOUT_S, pause_key=f"credits-{key}"
-        )
-    keyset = ask_for_budget(UUID(str(flow_run.id)), f"{_INPUT_PREFIX}{key}", str(error), job)
-    return Paused(
+    asks = isinstance(error, BudgetReachedError)
+    keyset = {part: f"{_INPUT_PREFIX}{key}-{part}" for part in ("description", "response", "schema")}
+    waiting = Paused(
         name=name,
         message=str(error),
         reschedule=True,
         timeout_seconds=PAUSE_TIMEOUT_S,
-        pause_key=f"{_INPUT_PREFIX}{key}",
-        state_details=StateDetails(run_input_keyset=keyset).model_dump(exclude_none=True),
+        pause_key=key,
+        state_details=StateDetails(run_input_keyset=keyset if asks else None).model_dump(exclude_none=True),
     )
+    with get_client(sync_client=True) as client:
+        answer = client.set_flow_run_state(run_id, waiting)
+        if answer.status is not SetStateStatus.ACCEPT:
+            if _is_being_cancelled():
+                raise Abort(str(error))
+            return Failed(name=name, message=str(error), data=error)
+        if asks:
+            _ask_for_budget(client, run_id, keyset, str(error), job)
+    raise Pause(state=answer.state or waiting)
 
 
 def failed_audit_state(error: AuditFailedError) -> State[Any]:
@@ -79,19 +101,16 @@ def failed_audit_state(error: AuditFailedError) -> State[Any]:
     return Failed(name=AUDIT_FAILED, message=str(error), data=error)
 
 
-def ask_for_budget(run_id: UUID, key: str, reason: str, job: Job) -> dict[str, str]:
-    """Put the question of the Resume dialog beside a flow run; returns under which keys.
+def _ask_for_budget(client: SyncPrefectClient, run_id: UUID, keyset: dict[str, str], reason: str, job: Job) -> None:
+    """Put the question of the Resume dialog beside a waiting flow run.
 
-    The client is called directly: `RunInput.save` leaves nothing on the server when called from a flow that ends.
+    It must wait already: the server forgets what lies under the keys of a pause at the moment it accepts the pause.
     """
-    keyset = {part: f"{key}-{part}" for part in ("description", "response", "schema")}
     schema = RaiseBudget.model_json_schema()
     schema["properties"]["new_budget_usd"]["default"] = 2 * float(job.recipe.generation.budget_usd)
     text = f"{reason}\n\nA top-up alone never raises the budget. The new one holds for the whole run."
-    with get_client(sync_client=True) as client:
-        client.create_flow_run_input(run_id, keyset["schema"], json.dumps(schema))
-        client.create_flow_run_input(run_id, keyset["description"], json.dumps(text))
-    return keyset
+    client.create_flow_run_input(run_id, keyset["schema"], json.dumps(schema))
+    client.create_flow_run_input(run_id, keyset["description"], json.dumps(text))
 
 
 def granted_budget_usd(run_id: UUID | str) -> Decimal | None:

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
-from prefect.runtime import deployment, flow_run
+from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from eagle3.artifacts import Stage
@@ -16,13 +15,14 @@ from eagle3.preflight import require_environment
 from eagle3.stages import ORDER
 from flows.attempt import attempt
 from flows.form import BudgetUsd, Overrides, RedoName, StageName
-from flows.pauses import failed_audit_state, granted_budget_usd, stopped_state
+from flows.groups import extract_in_groups
+from flows.jobs import job_of
+from flows.pauses import failed_audit_state, stopped_state
 from tasks.audit import audit_samples
 from tasks.caching import fresh
 from tasks.completions import generate_completions
 from tasks.corpus import assemble_corpus
 from tasks.drafter import evaluate_draft, export_draft, train_draft
-from tasks.hidden_states import extract_hidden_states
 from tasks.job import Job, StageRef
 from tasks.key_block import key_in_environment
 from tasks.prompts import prepare_prompts, prepare_target_model
@@ -37,7 +37,7 @@ STEPS: dict[Stage, Step] = {
     Stage.TOKEN_SAMPLES: lambda *given: fresh(reconstruct_token_samples, *given),
     Stage.AUDIT: lambda *given: fresh(audit_samples, *given),
     Stage.CORPUS: lambda *given: fresh(assemble_corpus, *given),
-    Stage.HIDDEN_STATES: lambda *given: fresh(extract_hidden_states, *given),
+    Stage.HIDDEN_STATES: extract_in_groups,
     Stage.DRAFT: lambda *given: fresh(train_draft, *given),
     Stage.EVALUATION: lambda *given: fresh(evaluate_draft, *given),
     Stage.EXPORT: lambda *given: fresh(export_draft, *given),
@@ -77,7 +77,7 @@ def pipeline(
         budget_usd: Hard budget of the run in US dollars; None leaves it to the recipe.
         overrides: Further recipe values, one "section.key=value" each.
         key_block: Name of an "eagle3 API key" block; empty takes the key from the worker's environment.
-        run_root: Folder that holds the run directories.
+        run_root: Folder that holds the run directories, or block:NAME of an "eagle3 storage root" block.
         home: Folder for converted targets.
         auto_resume: Whether the credits watcher and the janitor may continue this run.
     """
@@ -85,30 +85,6 @@ def pipeline(
     stages = ORDER[: 1 + [stage.command for stage in ORDER].index(until)]
     job = job_of(recipe, overrides, budget_usd, run_root, home)
     return run_stages(job, stages, redo=None if redo == "nothing" else redo, key_block=key_block)
-
-
-def job_of(
-    recipe: str,
-    overrides: Sequence[str],
-    budget_usd: float | None,
-    run_root: str,
-    home: str,
-    run_id: UUID | str | None = None,
-) -> Job:
-    """Return the job of a flow run; a budget from the form counts, and one given at a resume counts more.
-
-    Args:
-        recipe: Path of the recipe file.
-        overrides: `section.key=value` pairs.
-        budget_usd: From the form.
-        run_root: Folder that holds the run directories.
-        home: Folder for converted targets.
-        run_id: The flow run; None means the one this code runs in.
-    """
-    asked = run_id or (flow_run.id if deployment.id else None)
-    granted = granted_budget_usd(asked) if asked else None
-    budgets = [f"generation.budget_usd={value}" for value in (budget_usd, granted) if value is not None]
-    return Job(recipe_path=recipe, overrides=(*overrides, *budgets), run_root=run_root, home=home)
 
 
 def run_stages(
@@ -122,21 +98,22 @@ def run_stages(
     Raises:
         Eagle3Error: Something is wrong that waiting does not cure.
     """
-    with attempt(job, redo) as made, key_in_environment(job, key_block):
-        try:
-            target, reference = prepare_target_model(job), _reference_before(job, stages[0])
-            require_environment(job.recipe, job.run, Path(target), stages)
-            for stage in stages:
-                with made.watching(stage):
-                    reference = STEPS[stage](job, target, reference)
-        except PausedError as exc:
-            get_run_logger().warning("stopped: %s", exc)
-            return stopped_state(exc, job)
-        except AuditFailedError as exc:
-            return failed_audit_state(exc)
-        finally:
-            publish_report(job)
-        return made.result()
+    try:
+        with attempt(job, redo) as made, key_in_environment(job, key_block):
+            try:
+                target, reference = prepare_target_model(job), _reference_before(job, stages[0])
+                require_environment(job.recipe, job.run, Path(target), stages)
+                for stage in stages:
+                    with made.watching(stage):
+                        reference = STEPS[stage](job, target, reference)
+            finally:
+                publish_report(job)
+    except PausedError as exc:
+        get_run_logger().warning("stopped: %s", exc)
+        return stopped_state(exc, job)
+    except AuditFailedError as exc:
+        return failed_audit_state(exc)
+    return made.result()
 
 
 def _reference_before(job: Job, first: Stage) -> StageRef:

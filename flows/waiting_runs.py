@@ -17,7 +17,7 @@ from prefect.client.schemas.responses import SetStateStatus
 from prefect.states import Scheduled
 
 from eagle3.errors import ConfigurationError
-from flows.pipeline import job_of
+from flows.jobs import job_of
 from tasks.job import Job
 
 TAG = "eagle3"
@@ -73,11 +73,10 @@ def schedule_again(client: SyncPrefectClient, run_id: UUID, seen: State[Any], me
 
 def readable(run: FlowRun) -> Job | None:
     """Return the job of a run whose recipe can be read here, else None."""
-    job = job_of_run(run)
-    if job is None:
-        return None
     try:
-        job.recipe  # noqa: B018 - read here, because it may be missing or wrong on this machine
+        job = job_of_run(run)
+        if job is not None:
+            job.recipe  # noqa: B018 - read here, because it may be missing or wrong on this machine
     except ConfigurationError:
         return None
     return job

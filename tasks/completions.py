@@ -8,26 +8,36 @@ from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
 from prefect.futures import wait
+from prefect.states import Cancelled
 
 from eagle3.artifacts import ShardRef, Stage
+from eagle3.errors import PausedError
 from eagle3.generation import (
     GenerationSession,
-    open_completions,
     prompt_shards,
     seal_completions,
+    settle_sealed,
     stopped_by_signals,
 )
 from eagle3.monitoring import open_guarded_session
 from tasks.job import Job, StageRef
 from tasks.progress import TaskProgress
+from tasks.request_slots import request_slots
 from tasks.spend import publish_spend
 
 
 @task(name="generate-shard", task_run_name="generate {shard.path}", retries=0, cache_policy=NO_CACHE)
-def generate_shard(session: GenerationSession, shard: ShardRef) -> dict[str, Any]:
-    """Buy the answers to one shard of prompts; requests retry inside, so the task never does."""
-    return asdict(session.generate_shard(shard))
+def generate_shard(session: GenerationSession, shard: ShardRef) -> dict[str, Any] | State[Any]:
+    """Buy the answers to one shard of prompts; requests retry inside, so the task never does.
+
+    A shard that waits for money, or was stopped, is no failure: it is Unfinished, without red bars and stack traces.
+    """
+    try:
+        return asdict(session.generate_shard(shard))
+    except PausedError as exc:
+        return Cancelled(name="Unfinished", message="The run says why it stopped; the rest comes later.", data=exc)
 
 
 @task(name="seal-completions", task_run_name="seal completions", retries=0, cache_policy=NO_CACHE)
@@ -56,10 +66,10 @@ def generate_completions(job: Job, target: str, upstream: StageRef) -> StageRef:
         PausedError: Money ended, or somebody stopped; everything received is kept.
     """
     del upstream  # read from disk
-    sealed = open_completions(job.recipe, job.run).manifest
+    sealed = settle_sealed(job.recipe, job.run, Path(target))
     if sealed is not None:
         return StageRef.of(sealed)
-    with TaskProgress(job) as progress:
+    with request_slots(job.recipe.generation.in_flight), TaskProgress(job) as progress:
         guarded = open_guarded_session(job.recipe, job.run, Path(target), progress)
         with guarded as session, spending_shown(job, session), stopped_by_signals(session.stop):
             prompts = job.run.sealed(Stage.PROMPTS)

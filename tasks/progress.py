@@ -44,10 +44,15 @@ class TaskProgress:
     event loop ever waits for the server.
     """
 
-    def __init__(self, job: Job) -> None:
-        """Prepare listening for `job`; nothing is sent before `__enter__`."""
+    def __init__(self, job: Job, *, is_logged: bool = True) -> None:
+        """Prepare listening for `job`; nothing is sent before `__enter__`.
+
+        Args:
+            job: What is worked on.
+            is_logged: Whether events go into progress.jsonl as well; only the holder of the run directory may write it.
+        """
         self._job = job
-        self._log = ProgressLog(job.run.path / "progress.jsonl")
+        self._log = ProgressLog(job.run.path / "progress.jsonl") if is_logged else None
         self._latest: dict[str, ProgressEvent] = {}
         self._artifacts: dict[str, UUID] = {}
         self._moments: dict[str, deque[tuple[float, float]]] = {}
@@ -58,7 +63,8 @@ class TaskProgress:
 
     def __call__(self, event: ProgressEvent) -> None:
         """Take one event; cheap, callable from any thread."""
-        self._log(event)
+        if self._log is not None:
+            self._log(event)
         for listener in tuple(_listeners):
             listener(event)
         with self._lock:
@@ -77,7 +83,8 @@ class TaskProgress:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=30)
-        self._log.close()
+        if self._log is not None:
+            self._log.close()
 
     def _update_until_stopped(self) -> None:
         shown: dict[str, ProgressEvent] = {}
@@ -118,19 +125,26 @@ def artifact_key(*parts: str) -> str:
 
 
 def describe(event: ProgressEvent, per_s: float = 0.0) -> str:
-    """Say in one line where a stage stands; the UI shows it beside the bar.
+    """Say in one line where a stage stands, the most wanted first: cards of the UI cut it after three dozen letters.
 
     Args:
         event: The newest event.
         per_s: Units per second lately; 0 leaves out rate and time left.
     """
-    name = f"{event.stage} {event.label}".strip()
-    text = f"{name}: {event.done:,.0f} of {event.total:,.0f} {event.unit}"
+    figures = dict(event.values)
+    spent, budget = figures.pop("spent_usd", None), figures.pop("budget_usd", None)
+    refused = figures.pop("rate_limited", None)
+    parts = [f"{event.done:,.0f}/{event.total:,.0f}" if event.total else f"{event.done:,.0f}"]
+    if spent is not None:
+        parts.append(_usd(spent) if budget is None else f"{_usd(spent)} of {_usd(budget)}")
+    if per_s > 0 and event.total > event.done:
+        parts.append(f"{_duration((event.total - event.done) / per_s)} left")
     if per_s > 0:
-        left = f", {_duration((event.total - event.done) / per_s)} left" if event.total > event.done else ""
-        text += f" at {per_s:,.3g} per s{left}"
-    figures = ", ".join(f"{key.replace('_', ' ')} {_figure(value)}" for key, value in event.values.items())
-    return f"{text} ({figures})" if figures else text
+        parts.append(f"{per_s:,.3g} {event.unit} per s")
+    if isinstance(refused, int):
+        parts.append(f"429: {refused / max(1, event.done + refused):.0%}")
+    parts += [_figure(key, value) for key, value in figures.items()]
+    return " · ".join(parts)
 
 
 def _duration(seconds: float) -> str:
@@ -141,5 +155,16 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def _figure(value: float | str) -> str:
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+def _figure(key: str, value: float | str) -> str:
+    if key.endswith("_usd"):
+        return f"{key.removesuffix('_usd').replace('_', ' ')} {_usd(value)}"
+    text = f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+    return f"{key.replace('_', ' ')} {text}"
+
+
+def _usd(value: float | str) -> str:
+    """Write dollars to the cent, and smaller sums to three digits, never as a power of ten."""
+    amount = float(value)
+    if amount == 0 or amount >= 1:
+        return f"${amount:,.2f}".removesuffix(".00")
+    return f"${float(f'{amount:.3g}'):.9f}".rstrip("0")

@@ -13,7 +13,7 @@ from tasks.job import Job, StageRef
 from tasks.progress import TaskProgress
 
 
-@task(name="prepare-target", retries=0, cache_policy=NO_CACHE)
+@task(name="target", task_run_name="target", retries=0, cache_policy=NO_CACHE)
 def prepare_target_model(job: Job) -> str:
     """Return the folder of the target model, converting it first when the recipe names a GGUF package."""
     return str(prepare_target(job.recipe, Path(job.home) / "models"))

@@ -1,6 +1,7 @@
 """Artifacts about money and quality: spend per dataset and provider, plan beside actual, the audit's verdict."""
 
 from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
@@ -42,7 +43,7 @@ def spend_rows(stats: Mapping[str, Any], group: str, title: str) -> Rows:
             "answers": values.get("samples", 0),
             "failed": values.get("failed", 0),
             "completion tokens": values.get("completion_tokens", 0),
-            "USD": str(values.get("cost_usd", "0")),
+            "USD": _plain(values.get("cost_usd", "0")),
         }
         for name, values in stats.get(group, {}).items()
     ]
@@ -51,7 +52,7 @@ def spend_rows(stats: Mapping[str, Any], group: str, title: str) -> Rows:
         "answers": stats.get("samples", 0),
         "failed": stats.get("failed", 0),
         "completion tokens": stats.get("completion_tokens", 0),
-        "USD": str(stats.get("spent_usd", "0")),
+        "USD": _plain(stats.get("spent_usd", "0")),
     }
     return [*rows, total]
 
@@ -59,11 +60,20 @@ def spend_rows(stats: Mapping[str, Any], group: str, title: str) -> Rows:
 def plan_line(stats: Mapping[str, Any]) -> str:
     """Say in one line how spend, plan and budget compare."""
     planned = stats.get("planned_usd") or {}
-    expected, worst = planned.get("expected", "unknown"), planned.get("worst", "unknown")
+    expected, worst = (_plain(planned.get(case, "unknown")) for case in ("expected", "worst"))
+    spent, budget, held = (_plain(stats.get(key, "unknown")) for key in ("spent_usd", "budget_usd", "held_usd"))
     return (
-        f"spent ${stats.get('spent_usd', '0')} of the budget of ${stats.get('budget_usd', '?')}; planned ${expected} "
-        f"expected, ${worst} at worst; ${stats.get('held_usd', '0')} held for requests whose fate is open"
+        f"spent ${spent} of the budget of ${budget}; planned ${expected} expected, ${worst} at worst; ${held} held for "
+        "requests whose fate is open"
     )
+
+
+def _plain(amount: str) -> str:
+    """Write an amount of the books exactly, without the zeros at its end; words stay as they are."""
+    try:
+        return f"{Decimal(amount).normalize():f}"
+    except InvalidOperation:
+        return amount
 
 
 def publish_verdict(job: Job, stats: Mapping[str, Any]) -> None:

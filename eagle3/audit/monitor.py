@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from eagle3.audit.provider_rules import Evidence, evidence_of, origin
 from eagle3.audit.sample_rules import audit_sample
-from eagle3.audit.shift_rules import SHIFT_RULES
+from eagle3.audit.shift_rules import NEWEST, SHIFT_RULES
 from eagle3.audit.subject import Subject, TokenRules
 from eagle3.errors import AuditFailedError, TokenError
 from eagle3.recipe import Recipe
@@ -57,6 +57,7 @@ class AuditMonitor:
         )
         self._first: defaultdict[Key, list[Answered]] = defaultdict(list)
         self._fitted_at: dict[Key, int] = {}
+        self._refitted: set[str] = set()
         self._profiles: dict[Key, ProviderProfile] = {}
         self._evidence: defaultdict[str, deque[Evidence]] = defaultdict(lambda: deque(maxlen=MAX_KEPT))
         self._origins: dict[tuple[str, str, str | None], Evidence] = {}
@@ -80,9 +81,7 @@ class AuditMonitor:
             findings += self._take(key, batch)
         self.num_seen += len(answers)
         for provider in sorted({provider for provider, _ in by_key}):
-            evidence = tuple(self._evidence[provider])
-            for rule in SHIFT_RULES.values():
-                findings += rule(provider, evidence, self._recipe.audit)
+            findings += self._shifts(provider)
         findings += self._origin_findings()
         critical = [finding for finding in findings if finding.severity is Severity.CRITICAL]
         if critical:
@@ -112,9 +111,30 @@ class AuditMonitor:
             self._origins.setdefault((key[0], key[1], evidence.quantization), evidence)
         return findings
 
+    def _shifts(self, provider: str) -> list[AuditFinding]:
+        """Return what begins to go wrong, now or, when habits were learned anew, at any time since the first answer.
+
+        Most answers decide what is learned. When they are those after a change, it is the earlier ones that do not fit.
+        """
+        evidence = tuple(self._evidence[provider])
+        stops = [len(evidence)]
+        if provider in self._refitted:
+            self._refitted.discard(provider)
+            stops += range(NEWEST[0], len(evidence), NEWEST[0])
+        for stop in stops:
+            found = [
+                finding
+                for rule in SHIFT_RULES.values()
+                for finding in rule(provider, evidence[:stop], self._recipe.audit)
+            ]
+            if found:
+                return found
+        return []
+
     def _fit(self, key: Key) -> None:
         first = self._first[key]
         self._fitted_at[key] = len(first)
+        self._refitted.add(key[0])
         self._profiles[key] = fit_profile(
             [completion for _, completion in first],
             self._renderer.grammar,

@@ -237,16 +237,18 @@ def audit_providers(
         by_provider[each.provider].append(each)
     findings: list[AuditFinding] = []
     for name in sorted(by_provider):
-        view = ProviderView(
-            provider=name,
-            evidence=by_provider[name],
-            profiles=[profile for profile in profiles if profile.provider == name],
-            settings=settings,
-        )
-        for rule in PROVIDER_RULES.values():
-            findings += rule(view)
+        own = [profile for profile in profiles if profile.provider == name]
+        findings += audit_provider(name, by_provider[name], own, settings)
     findings += origin(by_provider, provider)
     return findings
+
+
+def audit_provider(
+    name: str, evidence: Sequence[Evidence], profiles: Sequence[ProviderProfile], settings: Audit
+) -> list[AuditFinding]:
+    """Return what all rules find about one provider, wherever its answers come from."""
+    view = ProviderView(provider=name, evidence=evidence, profiles=profiles, settings=settings)
+    return [finding for rule in PROVIDER_RULES.values() for finding in rule(view)]
 
 
 def origin(by_provider: Mapping[str, Sequence[Evidence]], provider: Provider) -> Iterator[AuditFinding]:

@@ -9,15 +9,15 @@ import json
 import re
 import unicodedata
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, TypeAlias, cast
 
+import pyarrow as pa
+
 from eagle3.audit.subject import FINISHED, TEXT_KINDS, Subject
-from eagle3.errors import TokenizerError
 from eagle3.records import AuditFinding, Exactness, SegmentKind, Severity
-from eagle3.tokens.grammar import Around
+from eagle3.tokens.grammar import Around, Variants
 
 SampleRule: TypeAlias = Callable[[Subject], Iterator[AuditFinding]]
 
@@ -28,43 +28,41 @@ MAX_TEXT_CHARS = 400_000
 LOOP_MIN_BYTES = 256
 LOOP_COMPRESSION_RATIO = 8.0
 """zlib shrinks prose and code to a half or a fifth; a loop of one sentence shrinks to a tenth and less."""
+LOOP_MIN_LZ4_RATIO = 3.0
+"""What zlib shrinks to an eighth by repetition, LZ4 shrinks to a third at a seventh of the cost: it finds the same
+repetitions, and only spells the rest at greater length."""
 MIN_REPEATED_CHARS = 20
 """Shorter reasoning may well be repeated in the answer by chance."""
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _SPACING = re.compile(r"\s+")
 
 
 def end_token(subject: Subject) -> Iterator[AuditFinding]:
     """A01: the end of the answer stands once, last, exactly when the finish reason says that the model ended."""
-    reason = subject.completion.finish_reason
+    reason, ids = subject.completion.finish_reason, subject.sample.input_ids
     expected = subject.rules.end_of(reason)
-    ids = list(subject.completion_ids)
-    split = len(ids) - len(expected)
-    if expected and ids[split:] != expected:
-        yield subject.structural("A01", f"finish reason {reason!r} must end with {expected}, found {ids[split:]}")
+    last = max(len(ids) - len(expected), subject.sample.num_prompt_tokens)
+    found = list(ids[last:]) if expected else []
+    if found != expected:
+        yield subject.structural("A01", f"finish reason {reason!r} must end with {expected}, found {found}")
         return
-    before = ids[: max(split, 0)]
-    if subject.rules.end_ids.isdisjoint(before):
-        return
-    for offset, token_id in enumerate(before):
-        if token_id in subject.rules.end_ids:
-            place = subject.sample.num_prompt_tokens + offset
-            yield subject.structural("A01", f"end id {token_id} before the end (finish reason {reason!r})", place)
+    for each in subject.controls:
+        if each.token_id in subject.rules.end_ids and each.position < last:
+            detail = f"end id {each.token_id} before the end (finish reason {reason!r})"
+            yield subject.structural("A01", detail, each.position)
             return
 
 
 def close_token(subject: Subject) -> Iterator[AuditFinding]:
     """A02: reasoning is closed exactly once and in its place, where the mode has reasoning at all."""
     rules = subject.rules
-    ids = list(subject.completion_ids)
     if rules.close_id is None:
-        closers = [rules.id_of(mode.close) for mode in rules.grammar.modes.values() if mode.close is not None]
-        if any(token_id in closers for token_id in ids):
+        closers = {rules.id_of(mode.close) for mode in rules.grammar.modes.values() if mode.close is not None}
+        if not closers.isdisjoint(subject.control_id_set):
             yield subject.structural("A02", f"mode {rules.mode_name!r} closes no reasoning, found a close token")
         return
-    found = ids.count(rules.close_id)
+    found = [each.position for each in subject.controls if each.token_id == rules.close_id]
     kinds = [segment.kind for segment in subject.completion_segments]
-    if found == 0:
+    if not found:
         has_content = SegmentKind.CONTENT in kinds
         has_reasoning = SegmentKind.REASONING in kinds
         may_skip = rules.mode.reasoning is not None and bool(rules.mode.reasoning.before) and not has_reasoning
@@ -77,10 +75,10 @@ def close_token(subject: Subject) -> Iterator[AuditFinding]:
         elif not has_content and not (may_skip or is_implicit or is_cut):
             yield subject.structural("A02", "the answer ended, but its reasoning was never closed")
         return
-    if found > 1:
-        yield subject.structural("A02", f"expected one close of reasoning, found {found}")
+    if len(found) > 1:
+        yield subject.structural("A02", f"expected one close of reasoning, found {len(found)}")
         return
-    place = subject.sample.num_prompt_tokens + ids.index(rules.close_id)
+    place = found[0]
     for segment in subject.completion_segments:
         is_before = segment.stop <= place
         if (is_before and segment.kind in (SegmentKind.CONTENT, SegmentKind.TOOL)) or (
@@ -94,41 +92,31 @@ def close_token(subject: Subject) -> Iterator[AuditFinding]:
 def ids_in_place(subject: Subject) -> Iterator[AuditFinding]:
     """A03: control ids stand outside of texts, ids are in the vocabulary, no unnamed control id was generated."""
     rules, ids = subject.rules, subject.sample.input_ids
-    if ids and not 0 <= min(ids) <= max(ids) < rules.tokenizer.vocab_size:
+    # Every completion id is looked at when it is decoded; those of the prompt are not.
+    looked_at = ids if subject.decoded is None else ids[: subject.sample.num_prompt_tokens]
+    if looked_at and not 0 <= min(looked_at) <= max(looked_at) < rules.tokenizer.vocab_size:
         position = next(place for place, each in enumerate(ids) if not 0 <= each < rules.tokenizer.vocab_size)
         yield subject.structural("A03", f"id {ids[position]} is outside of [0, {rules.tokenizer.vocab_size})", position)
         return
-    for segment in subject.completion_segments:
-        if rules.control_ids.isdisjoint(subject.ids_of(segment)):
+    for each in subject.controls:
+        if each.kind in TEXT_KINDS:
+            detail = f"control id {each.token_id} inside {each.kind.value}"
+        elif each.token_id not in rules.named_ids:
+            detail = f"control id {each.token_id}, which the grammar does not name"
+        else:
             continue
-        for offset, token_id in enumerate(subject.ids_of(segment)):
-            if token_id not in rules.control_ids:
-                continue
-            if segment.kind in TEXT_KINDS:
-                yield subject.structural(
-                    "A03", f"control id {token_id} inside {segment.kind.value}", segment.start + offset
-                )
-                return
-            if token_id not in rules.named_ids:
-                detail = f"control id {token_id}, which the grammar does not name"
-                yield subject.structural("A03", detail, segment.start + offset)
-                return
+        yield subject.structural("A03", detail, each.position)
+        return
 
 
 def text_agrees(subject: Subject) -> Iterator[AuditFinding]:
     """A04: ids decode to the text of the reply, after the edits that the grammar declares and no others."""
-    decoded: dict[SegmentKind, bytes] = {}
-    for kind, ids in subject.spans:
-        try:
-            decoded[kind] = decoded.get(kind, b"") + subject.rules.tokenizer.decode_bytes(ids)
-        except TokenizerError:
-            return  # an id outside of the vocabulary is rule A03's
-    reasoning, content = _parts_of_reply(subject)
-    mode = subject.rules.mode
-    around = {SegmentKind.REASONING: mode.reasoning or Around(), SegmentKind.CONTENT: mode.content}
-    for kind, text in ((SegmentKind.REASONING, reasoning), (SegmentKind.CONTENT, content)):
+    decoded = subject.decoded
+    if decoded is None:
+        return  # an id outside of the vocabulary is rule A03's
+    for kind, text in zip((SegmentKind.REASONING, SegmentKind.CONTENT), subject.parts, strict=True):
         found = decoded.get(kind, b"")
-        if not _matches(found, text, subject, around):
+        if not _matches(found, text, subject):
             said = _excerpt(text.encode(errors="replace"))
             detail = f"{kind.value}: ids decode to {_excerpt(found)}, the reply says {said}"
             if subject.is_given:
@@ -136,53 +124,55 @@ def text_agrees(subject: Subject) -> Iterator[AuditFinding]:
             else:
                 yield subject.structural("A04", detail)
             return
+    odd = next((text for text in subject.fixed_texts if not subject.rules.fixed_text.fullmatch(text)), None)
+    if odd is not None:
+        yield subject.structural("A04", f"{_excerpt(odd)} stands between control tokens, the grammar puts no such text")
+        return
+    if not subject.completion.tool_calls or subject.is_given:
+        return
     tool_text = _SPACING.sub("", decoded.get(SegmentKind.TOOL, b"").decode(errors="replace"))
     for index, call in enumerate(subject.completion.tool_calls):
-        if _SPACING.sub("", call.arguments) not in tool_text and not subject.is_given:
+        if _SPACING.sub("", call.arguments) not in tool_text:
             yield subject.structural("A04", f"tool_calls[{index}]: its arguments are not what the ids decode to")
             return
 
 
-def _parts_of_reply(subject: Subject) -> tuple[str, str]:
-    """Return reasoning and content, also when the server left both, or a tool section, in the content."""
-    reasoning, content = subject.completion.reasoning or "", subject.completion.content or ""
-    if subject.raw_section is not None:
-        content = content[: subject.raw_section.start]
-    rules = subject.rules
-    if not reasoning and rules.mode.close is not None and rules.close_id in subject.completion_ids:
-        before, literal, after = content.partition(rules.grammar.control[rules.mode.close].text)
-        if literal:
-            for part in (rules.mode.reasoning or Around()).before:
-                if part.token is not None:
-                    before = before.removeprefix(rules.grammar.control[part.token].text)
-            return before, after
-    return reasoning, content
-
-
-def _matches(found: bytes, text: str, subject: Subject, around: Mapping[SegmentKind, Around]) -> bool:
+def _matches(found: bytes, text: str, subject: Subject) -> bool:
     if subject.is_given:
         return found.decode(errors="replace").strip() == text.strip()
     form = subject.rules.grammar.tokenizer.normalizer
-    shown = found if form == "none" else unicodedata.normalize("NFC", found.decode(errors="replace")).encode()
-    variants = subject.rules.grammar.variants
-    heads = {text} | ({text.removeprefix(" ")} if "strip" in variants.head_space else set())
-    can_strip_tail = any(value != "keep" for value in variants.tail_space)
-    texts = heads | ({head.removesuffix(" ") for head in heads} if can_strip_tail else set())
-    padding = {""} | {
-        part.text for each in around.values() for part in (*each.before, *each.after) if part.text is not None
-    }
-    tools = subject.rules.grammar.tools
-    padding |= {part.text for part in (tools.after_content if tools is not None else ()) if part.text is not None}
-    for candidate in texts:
-        wanted = candidate if form == "none" else unicodedata.normalize("NFC", candidate)
-        try:
-            core = wanted.encode()
-        except UnicodeEncodeError:
-            return True  # a lone surrogate is rule A10's
-        if any(shown == before.encode() + core + after.encode() for before in padding for after in padding):
+    if form != "none":
+        found = unicodedata.normalize("NFC", found.decode(errors="replace")).encode()
+        text = unicodedata.normalize("NFC", text)
+    try:
+        core = text.encode()
+    except UnicodeEncodeError:
+        return True  # a lone surrogate is rule A10's
+    padding = subject.rules.padding
+    for wanted in _unspaced(core, subject.rules.grammar.variants):
+        if any(
+            len(found) == len(before) + len(wanted) + len(after) and found == before + wanted + after
+            for before in padding
+            for after in padding
+        ):
             return True
     # Parts of a mode that wrote nothing (no reply text, only padding or nothing at all).
-    return not text.strip() and not shown.strip()
+    return not text.strip() and not found.strip()
+
+
+def _unspaced(text: bytes, variants: Variants) -> Iterator[bytes]:
+    """Yield a text as it is and without the one space that a detokenizer may have put at either edge."""
+    head = text.removeprefix(b" ") if "strip" in variants.head_space else text
+    yield text
+    if head is not text:
+        yield head
+    if text.endswith(b" ") and any(value != "keep" for value in variants.tail_space):
+        yield text[:-1]
+        yield head[:-1]
+
+
+def _lz4_size(data: bytes) -> int:
+    return len(cast("bytes", pa.compress(data, codec="lz4_raw", asbytes=True)))
 
 
 def _excerpt(data: bytes) -> str:
@@ -209,7 +199,7 @@ def prompt_count_agrees(subject: Subject) -> Iterator[AuditFinding]:
 def damaged_text(subject: Subject) -> Iterator[AuditFinding]:
     """A10: no replacement character, no lone surrogate; a NUL is only counted."""
     for place, text in subject.texts.items():
-        if not text.isascii() and ("\ufffd" in text or _SURROGATE.search(text)):
+        if subject.texts_bytes[place] is None or "\ufffd" in text:
             yield subject.finding("A10", Severity.ERROR, f"{place}: holds U+FFFD or half of a surrogate pair")
         elif "\0" in text:
             yield subject.finding("A10", Severity.WARNING, f"{place}: holds NUL")
@@ -219,9 +209,7 @@ def control_literal(subject: Subject) -> Iterator[AuditFinding]:
     """A11: no text of a control token in the reply: the server missed it, or the model wrote about it."""
     if subject.is_given:
         return
-    reasoning, content = _parts_of_reply(subject)
-    for place, text in (("reasoning", reasoning), ("content", content)):
-        found = subject.rules.find_literal(text)
+    for place, found in zip(("reasoning", "content"), subject.part_literals, strict=True):
         if found is not None:
             yield subject.finding("A11", Severity.ERROR, f"{place}: holds the text {found!r} of a control token")
 
@@ -230,27 +218,32 @@ def tool_section(subject: Subject) -> Iterator[AuditFinding]:
     """A12: tool calls are whole: token counts, declared names, arguments that are an object."""
     calls = subject.completion.tool_calls
     declared = {str(_function_of(tool).get("name")) for tool in subject.prompt.tools}
+    tools = subject.rules.grammar.tools
+    id_form = tools.call_id if tools is not None and not subject.is_given else None
     for index, call in enumerate(calls):
+        if id_form is not None and re.fullmatch(id_form, call.id) is None:
+            detail = f"tool_calls[{index}]: id {call.id!r} is none that this model writes: the server put it there"
+            yield subject.finding("A12", Severity.ERROR, detail)
         if call.name not in declared:
             yield subject.finding("A12", Severity.ERROR, f"tool_calls[{index}]: {call.name!r} was not declared")
         try:
             arguments: object = json.loads(call.arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):
             yield subject.finding("A12", Severity.ERROR, f"tool_calls[{index}]: arguments are no JSON object")
     if subject.completion.finish_reason == CUT:
         return
-    num_calls = len(calls) or subject.num_raw_calls
-    counts = subject.rules.tool_token_counts(num_calls)
-    if not num_calls and set(counts).isdisjoint(subject.completion_ids):
-        return
-    found = Counter(subject.completion_ids)
-    for token_id, expected in counts.items():
-        if found[token_id] != expected:
-            detail = f"{num_calls} calls need control id {token_id} {expected} times, found {found[token_id]}"
-            yield subject.structural("A12", detail)
-            return
+    rules, num_calls = subject.rules, len(calls) or subject.num_raw_calls
+    found = [each.token_id for each in subject.controls]
+    num_ends = len(rules.end_of(subject.completion.finish_reason))
+    found = found[: len(found) - num_ends]
+    expected = rules.tool_sequence(num_calls)
+    split = len(found) - len(expected)
+    if found[max(split, 0) :] != expected or not rules.tool_ids.isdisjoint(found[: max(split, 0)]):
+        ours = [token_id for token_id in found if token_id in rules.tool_ids]
+        detail = f"{num_calls} calls need the control ids {expected[:12]} last, found {ours[:12]}"
+        yield subject.structural("A12", detail)
 
 
 def _function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -261,7 +254,7 @@ def _function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 def empty_answer(subject: Subject) -> Iterator[AuditFinding]:
     """A13: an ended answer says something, and a thinking mode thinks."""
     completion = subject.completion
-    reasoning, content = _parts_of_reply(subject)
+    reasoning, content = subject.parts
     if completion.finish_reason in FINISHED and not content.strip() and not completion.tool_calls:
         yield subject.finding("A13", Severity.WARNING, "the answer ended without content and without tool calls")
     if subject.rules.close_id is not None and not reasoning.strip():
@@ -271,8 +264,7 @@ def empty_answer(subject: Subject) -> Iterator[AuditFinding]:
 def cut_answer(subject: Subject) -> Iterator[AuditFinding]:
     """A14: an answer cut by length is kept without its end, unless a tool call was cut; other endings are dropped."""
     reason = subject.completion.finish_reason
-    tool_ids = subject.rules.tool_token_counts(1)
-    has_tools = bool(subject.completion.tool_calls) or not set(tool_ids).isdisjoint(subject.completion_ids)
+    has_tools = bool(subject.completion.tool_calls) or not subject.rules.tool_ids.isdisjoint(subject.control_id_set)
     if reason == CUT and has_tools:
         yield subject.finding("A14", Severity.ERROR, "cut by length inside or after a tool call")
     elif reason == CUT:
@@ -300,11 +292,12 @@ def mixed_up_reasoning(subject: Subject) -> Iterator[AuditFinding]:
     if mode.close is None:
         return
     control = subject.rules.grammar.control
-    reasoning, content = _parts_of_reply(subject)
+    reasoning, content = subject.parts
     bare = reasoning.strip()
-    if len(bare) >= MIN_REPEATED_CHARS and bare in content:
+    # Its beginning first: most answers do not hold that either.
+    if len(bare) >= MIN_REPEATED_CHARS and bare[:MIN_REPEATED_CHARS] in content and bare in content:
         yield subject.finding("A16", Severity.ERROR, "the reasoning stands in the content again")
-    if control[mode.close].text in reasoning:
+    if subject.part_literals[0] is not None and control[mode.close].text in reasoning:
         yield subject.finding(
             "A16", Severity.ERROR, "a close of reasoning inside the reasoning: content is in there too"
         )
@@ -328,9 +321,9 @@ def not_normalised(subject: Subject) -> Iterator[AuditFinding]:
 
 def repetition(subject: Subject) -> Iterator[AuditFinding]:
     """A18: the model is not caught in a loop."""
-    for place, text in subject.texts.items():
-        data = text.encode(errors="replace")
-        if len(data) < LOOP_MIN_BYTES:
+    for place, encoded in subject.texts_bytes.items():
+        data = encoded if encoded is not None else subject.texts[place].encode(errors="replace")
+        if len(data) < LOOP_MIN_BYTES or len(data) < LOOP_MIN_LZ4_RATIO * _lz4_size(data):
             continue
         ratio = len(data) / len(zlib.compress(data, 1))
         if ratio > LOOP_COMPRESSION_RATIO:
@@ -343,10 +336,10 @@ def literal_in_prompt(subject: Subject) -> Iterator[AuditFinding]:
     Such prompts are dropped before anything is spent, unless the recipe keeps them on purpose.
     """
     text = json.dumps([list(subject.prompt.messages), list(subject.prompt.tools)], ensure_ascii=False)
-    found = subject.rules.control_literal.search(text)
-    if found:
+    found = subject.rules.find_literal(text)
+    if found is not None:
         severity = Severity.WARNING if subject.rules.keeps_literals else Severity.ERROR
-        yield subject.finding("A21", severity, f"the prompt holds the text {found.group()!r} of a control token")
+        yield subject.finding("A21", severity, f"the prompt holds the text {found!r} of a control token")
 
 
 SAMPLE_RULES: Mapping[str, SampleRule] = {

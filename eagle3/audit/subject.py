@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, groupby
 
+from eagle3.errors import TokenizerError
 from eagle3.records import (
     AuditFinding,
     Completion,
@@ -15,12 +17,14 @@ from eagle3.records import (
     Severity,
     TokenSample,
 )
-from eagle3.tokens.grammar import Mode, ResponseGrammar
+from eagle3.tokens.grammar import Around, Mode, ResponseGrammar
 from eagle3.tokens.raw_tools import RawSection, find_raw_section
 from eagle3.tokens.tokenizer import Tokenizer
 
 FINISHED = frozenset({"stop", "tool_calls"})
 """Finish reasons of an answer that the model ended itself."""
+START_CHARS = 2
+"""So many first characters tell nearly all texts from those of control tokens."""
 TEXT_KINDS = frozenset({SegmentKind.REASONING, SegmentKind.CONTENT, SegmentKind.TOOL})
 
 
@@ -81,22 +85,35 @@ class TokenRules:
         return SegmentKind.REASONING if opens_in_prompt else SegmentKind.CONTENT
 
     @cached_property
+    def padding(self) -> frozenset[bytes]:
+        """What the grammar may write directly beside a text of the reply; nothing is always among it."""
+        around = (self.mode.content, self.mode.reasoning or Around())
+        parts = [part for entry in around for part in (*entry.before, *entry.after)]
+        parts += self.grammar.tools.after_content if self.grammar.tools is not None else ()
+        return frozenset({b"", *(part.text.encode() for part in parts if part.text is not None)})
+
+    @cached_property
     def control_literal(self) -> re.Pattern[str]:
         """Finds the text of any control token."""
         literals = sorted(self.tokenizer.control_literals, key=lambda literal: (-len(literal), literal))
         return re.compile("|".join(map(re.escape, literals)) or r"(?!)")
 
     @cached_property
-    def literal_starts(self) -> frozenset[str]:
-        """First characters of all texts of control tokens: text without any of them needs no search."""
-        return frozenset(literal[0] for literal in self.tokenizer.control_literals if literal)
+    def literal_starts(self) -> Mapping[str, tuple[str, ...]]:
+        """First character -> first characters of the texts of control tokens that begin so."""
+        starts = sorted({literal[:START_CHARS] for literal in self.tokenizer.control_literals if literal})
+        return {first: tuple(start for start in starts if start[0] == first) for first in {each[0] for each in starts}}
 
     def find_literal(self, text: str) -> str | None:
         """Return the first text of a control token inside a text."""
-        if not any(start in text for start in self.literal_starts):
-            return None
-        found = self.control_literal.search(text)
-        return found.group() if found is not None else None
+        for first, starts in self.literal_starts.items():
+            place = text.find(first)
+            while place >= 0:
+                if text.startswith(starts, place):
+                    found = self.control_literal.search(text)
+                    return found.group() if found is not None else None
+                place = text.find(first, place + 1)
+        return None
 
     def id_of(self, name: str) -> int:
         """Return the id of a control token of the grammar."""
@@ -106,24 +123,74 @@ class TokenRules:
         """Return the ids that must end an answer with this finish reason."""
         return [self.id_of(name) for name in self.grammar.end.get(finish_reason, ())]
 
-    def tool_token_counts(self, num_calls: int) -> dict[int, int]:
-        """Return how often each control id of the tool grammar occurs in an answer with so many calls."""
-        counts: dict[int, int] = {}
+    @cached_property
+    def tool_ids(self) -> frozenset[int]:
+        """Control ids that occur in tool calls and nowhere else in an answer."""
         tools = self.grammar.tools
         if tools is None:
-            return counts
-        times = [
-            (tools.before, min(num_calls, 1)),
-            (tools.call, num_calls),
-            (tools.between, max(num_calls - 1, 0)),
-            (tools.after, min(num_calls, 1)),
-        ]
-        for parts, count in times:
-            for part in parts:
-                if part.token is not None:
-                    token_id = self.id_of(part.token)
-                    counts[token_id] = counts.get(token_id, 0) + count
-        return counts
+            return frozenset()
+        modes = self.grammar.modes.values()
+        around = [entry for mode in modes for entry in (mode.content, mode.reasoning) if entry is not None]
+        elsewhere = {part.token for entry in around for part in (*entry.before, *entry.after)}
+        parts = (*tools.before, *tools.call, *tools.between, *tools.after)
+        return frozenset(self.id_of(part.token) for part in parts if part.token and part.token not in elsewhere)
+
+    def tool_sequence(self, num_calls: int) -> list[int]:
+        """Return the control ids of an answer's tool calls, in order."""
+        tools = self.grammar.tools
+        if tools is None or not num_calls:
+            return []
+        parts = [*tools.before, *tools.call, *[*tools.between, *tools.call] * (num_calls - 1), *tools.after]
+        return [self.id_of(part.token) for part in parts if part.token is not None]
+
+    @cached_property
+    def fixed_text(self) -> re.Pattern[bytes]:
+        """Matches what the grammar itself may write between control tokens."""
+        around = (self.mode.content, self.mode.reasoning or Around())
+        parts = chain.from_iterable((*entry.before, *entry.after) for entry in around)
+        return re.compile(b"(?:" + b"|".join(re.escape((part.text or "").encode()) for part in parts) + b")*")
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """One control id of a completion."""
+
+    position: int
+    """In the whole sample."""
+    token_id: int
+    kind: SegmentKind
+    """Of the segment it stands in."""
+
+
+@dataclass(slots=True)
+class _Decoded:
+    """What one look at all completion ids shows."""
+
+    texts: dict[SegmentKind, bytes] = field(default_factory=dict[SegmentKind, bytes])
+    fixed: list[bytes] = field(default_factory=list[bytes])
+    controls: list[Control] = field(default_factory=list[Control])
+    has_unknown_ids: bool = False
+
+    def add(self, kind: SegmentKind, data: bytes) -> None:
+        known = self.texts.get(kind)
+        self.texts[kind] = data if known is None else known + data
+
+    def add_odd(self, kind: SegmentKind, ids: Sequence[int], rules: TokenRules) -> None:
+        """Add ids among which control ids or unknown ones may be."""
+        try:
+            data = rules.tokenizer.decode_bytes(ids)
+        except TokenizerError:
+            self.has_unknown_ids = True
+            return
+        if kind is SegmentKind.CONTROL:
+            self.fixed.append(data)
+        else:
+            self.add(kind, data)
+
+    def add_controls(self, segment: Segment, ids: Sequence[int], rules: TokenRules) -> None:
+        for position, token_id in enumerate(ids, segment.start):
+            if token_id in rules.control_ids:
+                self.controls.append(Control(position, token_id, segment.kind))
 
 
 @dataclass(frozen=True)
@@ -140,7 +207,7 @@ class Subject:
         """Whether the ids came from the server: then an oddity is the model's or the server's, not ours."""
         return self.sample.exactness is Exactness.EXACT_IDS
 
-    @cached_property
+    @property
     def completion_ids(self) -> Sequence[int]:
         """What the model generated."""
         return self.sample.input_ids[self.sample.num_prompt_tokens :]
@@ -150,13 +217,40 @@ class Subject:
         """Segments after the prompt."""
         return [segment for segment in self.sample.segments if segment.kind is not SegmentKind.PROMPT]
 
-    @property
+    @cached_property
     def texts(self) -> Mapping[str, str]:
         """Every text of the reply, by where it stood."""
         texts = {"reasoning": self.completion.reasoning or "", "content": self.completion.content or ""}
         for index, call in enumerate(self.completion.tool_calls):
             texts[f"tool_calls[{index}].arguments"] = call.arguments
         return {place: text for place, text in texts.items() if text}
+
+    @cached_property
+    def texts_bytes(self) -> Mapping[str, bytes | None]:
+        """The same in UTF-8; None for a text with half of a surrogate pair, which has no bytes."""
+        return {place: _utf8(text) for place, text in self.texts.items()}
+
+    @cached_property
+    def parts(self) -> tuple[str, str]:
+        """Reasoning and content of the reply, also when the server left both, or a tool section, in the content."""
+        reasoning, content = self.completion.reasoning or "", self.completion.content or ""
+        if self.raw_section is not None:
+            content = content[: self.raw_section.start]
+        rules = self.rules
+        if not reasoning and rules.mode.close is not None and rules.close_id in self.control_id_set:
+            before, literal, after = content.partition(rules.grammar.control[rules.mode.close].text)
+            if literal:
+                for part in (rules.mode.reasoning or Around()).before:
+                    if part.token is not None:
+                        before = before.removeprefix(rules.grammar.control[part.token].text)
+                return before, after
+        return reasoning, content
+
+    @cached_property
+    def part_literals(self) -> tuple[str | None, str | None]:
+        """The first text of a control token in reasoning and in content."""
+        reasoning, content = self.parts
+        return self.rules.find_literal(reasoning), self.rules.find_literal(content)
 
     def ids_of(self, segment: Segment) -> Sequence[int]:
         """Return the ids of a segment."""
@@ -175,7 +269,7 @@ class Subject:
             return None
         section = find_raw_section(self.completion.content, grammar, is_cut=True)
         opener = next(name for name, _ in section.parts if name is not None) if section is not None else None
-        return section if opener is not None and self.rules.id_of(opener) in self.completion_ids else None
+        return section if opener is not None and self.rules.id_of(opener) in self.control_id_set else None
 
     @property
     def num_raw_calls(self) -> int:
@@ -186,34 +280,50 @@ class Subject:
         opener = next(part.token for part in tools.call if part.token is not None)
         return sum(name == opener for name, _ in self.raw_section.parts)
 
+    @property
+    def controls(self) -> Sequence[Control]:
+        """Every control id of the completion, in order."""
+        return self._decoded.controls
+
     @cached_property
-    def spans(self) -> Sequence[tuple[SegmentKind, list[int]]]:
-        """The ids of each text in order, ambiguous stretches counted to the text they stand in."""
-        spans: list[tuple[SegmentKind, list[int]]] = []
-        current = self.rules.opening_kind
-        is_open = False
+    def control_id_set(self) -> frozenset[int]:
+        """Which control ids the completion holds."""
+        return frozenset(control.token_id for control in self.controls)
 
-        def put(ids: Sequence[int]) -> None:
-            if is_open and spans[-1][0] is current:
-                spans[-1][1].extend(ids)
-            else:
-                spans.append((current, list(ids)))
+    @property
+    def decoded(self) -> Mapping[SegmentKind, bytes] | None:
+        """The bytes of each text, ambiguous stretches counted to the text they stand in; None when an id has none."""
+        return None if self._decoded.has_unknown_ids else self._decoded.texts
 
+    @property
+    def fixed_texts(self) -> Sequence[bytes]:
+        """Text between control tokens that the grammar itself puts there, such as the name of a channel."""
+        return self._decoded.fixed
+
+    @cached_property
+    def _decoded(self) -> "_Decoded":
+        """Look at every completion id once: text ids give their bytes, all others are looked at by name."""
+        rules, result = self.rules, _Decoded()
+        current = rules.opening_kind
         for segment in self.completion_segments:
             ids = self.ids_of(segment)
-            if segment.kind not in (SegmentKind.CONTROL, SegmentKind.AMBIGUOUS):
+            if segment.kind in TEXT_KINDS:
                 current = segment.kind
-                put(ids)
-                is_open = True
+                try:
+                    result.add(current, rules.tokenizer.decode_ordinary(ids))
+                except TokenizerError:
+                    result.add_controls(segment, ids, rules)
+                    result.add_odd(current, ids, rules)
                 continue
-            for token_id in ids:
-                if segment.kind is SegmentKind.CONTROL or token_id in self.rules.named_ids:
-                    current = self.rules.kind_after.get(token_id, current)
-                    is_open = False
-                else:
-                    put([token_id])
-                    is_open = True
-        return spans
+            result.add_controls(segment, ids, rules)
+            is_fixed = segment.kind is SegmentKind.CONTROL
+            for is_named, run in groupby(ids, key=rules.named_ids.__contains__):
+                if not is_named:
+                    result.add_odd(segment.kind if is_fixed else current, list(run), rules)
+                    continue
+                for token_id in run:
+                    current = rules.kind_after.get(token_id, current)
+        return result
 
     def finding(self, rule: str, severity: Severity, detail: str, position: int | None = None) -> AuditFinding:
         """Return a finding about this sample."""
@@ -234,3 +344,10 @@ class Subject:
         """
         severity = Severity.ERROR if self.is_given else Severity.CRITICAL
         return self.finding(rule, severity, detail, position)
+
+
+def _utf8(text: str) -> bytes | None:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return None

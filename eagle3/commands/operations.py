@@ -78,7 +78,7 @@ def doctor(
     *, as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON for programs.")] = False
 ) -> None:
     """Check the whole set-up and say what to do. Starts and changes nothing."""
-    findings = [_checked(name, check) for name, check in _CHECKS.items()]
+    findings = _findings()
     if as_json:
         sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")
     else:
@@ -88,6 +88,19 @@ def doctor(
         Console().print(table)
     if not all(finding.is_good for finding in findings):
         raise typer.Exit(2)
+
+
+def _findings() -> list[Finding]:
+    """Make every check; what lies on the server is looked for only when there is a server to ask."""
+    server = _checked("Prefect server", _server)
+    findings = [server]
+    for name, check in _ON_THE_SERVER.items():
+        if server.is_good:
+            findings.append(_checked(name, check))
+        else:
+            findings.append(Finding(check=name, is_good=False, found="not known", advice="The server comes first"))
+    findings.append(_checked("API key", lambda: _key(has_server=server.is_good)))
+    return [*findings, *(_checked(name, check) for name, check in _HERE.items())]
 
 
 def _checked(name: str, check: Callable[[], str]) -> Finding:
@@ -113,7 +126,6 @@ def _server() -> str:
 def _registered() -> str:
     from deployments.server import ensure_server
 
-    _server()
     ensure_server()
     from deployments.inspection import missing_deployments
 
@@ -126,7 +138,6 @@ def _registered() -> str:
 def _workers() -> str:
     from deployments.server import ensure_server
 
-    _server()
     ensure_server()
     from deployments.inspection import pools_without_worker
 
@@ -139,10 +150,10 @@ def _workers() -> str:
     return "a worker is online for every pool"
 
 
-def _key() -> str:
+def _key(*, has_server: bool) -> str:
     if os.environ.get("OPENROUTER_API_KEY"):
         return "OPENROUTER_API_KEY is set"
-    if os.environ.get("PREFECT_API_URL") or _has_server():
+    if has_server:
         from deployments.server import ensure_server
 
         ensure_server()
@@ -155,12 +166,6 @@ def _key() -> str:
         "no API key here. Set OPENROUTER_API_KEY where the workers start, or make a block of type 'eagle3 API key'; "
         "rehearsals against the look-alike need none"
     )
-
-
-def _has_server() -> bool:
-    from deployments.server import project_home, running_server
-
-    return running_server(project_home()) is not None
 
 
 def _training() -> str:
@@ -185,11 +190,5 @@ def _say(line: str) -> None:
     notes.print(line, highlight=False, markup=False)
 
 
-_CHECKS: dict[str, Callable[[], str]] = {
-    "Prefect server": _server,
-    "deployments": _registered,
-    "workers": _workers,
-    "API key": _key,
-    "training libraries": _training,
-    "file system": _file_system,
-}
+_ON_THE_SERVER: dict[str, Callable[[], str]] = {"deployments": _registered, "workers": _workers}
+_HERE: dict[str, Callable[[], str]] = {"training libraries": _training, "file system": _file_system}

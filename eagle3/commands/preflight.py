@@ -66,5 +66,5 @@ def preflight(
         if as_json:
             sys.stdout.write(json.dumps(report.to_json(), indent=2, ensure_ascii=False) + "\n")
         else:
-            Console().print(render_checks(report))
+            Console().print(render_checks(report.checks))
         report.raise_if_failed()

@@ -93,19 +93,16 @@ def list_grammars(*, as_json: JsonOption = False) -> None:
 def check_grammar(tokenizer: TokenizerOption, grammar: GrammarOption, *, as_json: JsonOption = False) -> None:
     """Check a grammar against the tokenizer, configuration and template of a model; exit 2 when a check fails."""
     with reported():
+        from eagle3.preflight import PreflightReport, render_checks
         from eagle3.tokens.checks import check_family
 
-        checks = check_family(tokenizer, grammar)
-        failed = [check for check in checks if check.passed is False]
+        report = PreflightReport(checks=check_family(tokenizer, grammar))
         if as_json:
-            found = {"passed": not failed, "checks": [check.to_json() for check in checks]}
-            sys.stdout.write(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+            sys.stdout.write(json.dumps(report.to_json(), indent=2, ensure_ascii=False) + "\n")
         else:
-            table = Table("check", "", "expected", "found")
-            marks = {True: "[green]pass[/]", False: "[bold red]FAIL[/]", None: "[yellow]skip[/]"}
-            for check in checks:
-                table.add_row(check.name, marks[check.passed], check.expected, check.found)
-            Console().print(table)
-        if failed:
-            names = ", ".join(check.name for check in failed)
-            raise ConfigurationError(f"{len(failed)} of {len(checks)} checks failed: {names}. Correct the grammar.")
+            Console().print(render_checks(report.checks))
+        if report.failed:
+            names = ", ".join(check.name for check in report.failed)
+            raise ConfigurationError(
+                f"{len(report.failed)} of {len(report.checks)} checks failed: {names}. Correct the grammar."
+            )

@@ -5,6 +5,7 @@ once, `engine` the loop that sends them, `settlement` what their replies mean fo
 runs it all, `stage` its face, `shards` turns the journal into Parquet, `cost` plans.
 """
 
+from eagle3.generation.aftermath import settle_sealed
 from eagle3.generation.cost import CostPlan, DatasetCost, estimate_cost, plan_cost
 from eagle3.generation.foreign import ImportResult, import_answers
 from eagle3.generation.plan_table import render_plan
@@ -32,5 +33,6 @@ __all__ = [
     "render_plan",
     "reopen",
     "seal_completions",
+    "settle_sealed",
     "stopped_by_signals",
 ]

@@ -3,18 +3,20 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from eagle3.errors import ProviderError
+from eagle3.generation.doubts import Doubts
 from eagle3.generation.endings import budget_reached, reason_to_halt
 from eagle3.generation.history import ACCOUNT, History
 from eagle3.generation.journal import Journal
 from eagle3.generation.ledger import Ledger
+from eagle3.generation.requests import deadline_s
 from eagle3.generation.settlement import Settlement
 from eagle3.generation.shards import prompt_token_bound
 from eagle3.providers.base import ChatProvider, ChatRequest, Endpoint, PriceCap
 from eagle3.providers.classify import Verdict, classify
+from eagle3.recipe import Generation
 from eagle3.records import Completion, JsonObject, PromptRecord
 
 QUESTIONS = "questions"
@@ -65,15 +67,15 @@ class Asker:
         journal: Journal,
         history: History,
         ledger: Ledger,
-        deadline_s: Callable[[int], float],
+        settings: Generation,
     ) -> None:
-        """Work on the given books; `deadline_s` gives the time allowed for so many tokens."""
+        """Work on the given books by the recipe's section."""
         self._provider = provider
         self._journal = journal
         self._history = history
         self._ledger = ledger
-        self._settlement = Settlement(provider, journal, history, ledger)
-        self._deadline_s = deadline_s
+        self._settlement = Settlement(provider, journal, history, ledger, Doubts(provider, journal, history, ledger))
+        self._settings = settings
 
     async def ask(self, question: Question) -> Completion:
         """Send one question and pay for it; the reply is never taken out of the response cache.
@@ -106,7 +108,7 @@ class Asker:
         await self._journal.append(ACCOUNT, intent)
         self._history.apply(ACCOUNT, intent)
         reply = await self._provider.complete(
-            body, deadline_s=self._deadline_s(request.sampling.max_tokens), refresh=True
+            body, deadline_s=deadline_s(self._settings, request.sampling.max_tokens), refresh=True
         )
         outcome = classify(reply)
         await self._settlement.attempt(ACCOUNT, key, reply, outcome, cap)

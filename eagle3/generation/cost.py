@@ -58,6 +58,8 @@ class CostPlan:
     budget_usd: Decimal
     requests_at_once: int
     """How many requests the budget carries at the same time, at most `generation.in_flight`."""
+    watched_at_once: int | None
+    """How many the audit while generating lets go out at the same time; None when nothing is watched."""
     endpoints: Sequence[Endpoint]
     """Those that may answer."""
     refused: Sequence[tuple[Endpoint, str]]
@@ -123,6 +125,8 @@ def plan_cost(recipe: Recipe, run: RunDirectory, endpoints: Sequence[Endpoint]) 
     dearest_usd = max((cost.reservation_usd for cost in costs), default=Decimal(0))
     available_usd = max(Decimal(0), ledger.available_usd)
     affordable = int(available_usd / dearest_usd) if dearest_usd else generation.in_flight
+    audit = recipe.audit
+    is_watched = audit.while_generating and audit.stop_on_critical and bool(dearest_usd)
     plan = CostPlan(
         datasets=tuple(costs),
         expected_usd=sum((cost.expected_usd for cost in costs), Decimal(0)),
@@ -131,11 +135,12 @@ def plan_cost(recipe: Recipe, run: RunDirectory, endpoints: Sequence[Endpoint]) 
         held_usd=ledger.held_usd,
         budget_usd=generation.budget_usd,
         requests_at_once=min(affordable, generation.in_flight),
+        watched_at_once=max(1, int(audit.max_at_risk_usd / dearest_usd)) if is_watched else None,
         endpoints=tuple(chosen.values()),
         refused=tuple(entry for tag, entry in refused.items() if tag not in chosen),
         warnings=(),
     )
-    return _with_warnings(plan, generation.in_flight)
+    return _with_warnings(plan, generation.in_flight, audit.max_at_risk_usd)
 
 
 def keep_plan(recipe: Recipe, run: RunDirectory, endpoints: Sequence[Endpoint]) -> JsonObject:
@@ -177,7 +182,7 @@ def _cost_of(
     )
 
 
-def _with_warnings(plan: CostPlan, in_flight: int) -> CostPlan:
+def _with_warnings(plan: CostPlan, in_flight: int, max_at_risk_usd: Decimal) -> CostPlan:
     warnings: list[str] = []
     left_usd = plan.budget_usd - plan.spent_usd - plan.held_usd
     if plan.expected_usd > left_usd:
@@ -186,11 +191,18 @@ def _with_warnings(plan: CostPlan, in_flight: int) -> CostPlan:
             "pause before it ends. Raise generation.budget_usd."
         )
     remaining = sum(cost.num_samples - cost.num_answered for cost in plan.datasets)
-    if plan.requests_at_once < min(in_flight, remaining):
-        dearest_usd = max(cost.reservation_usd for cost in plan.datasets)
+    wanted = min(in_flight, remaining)
+    dearest_usd = max((cost.reservation_usd for cost in plan.datasets), default=Decimal(0))
+    if plan.requests_at_once < wanted:
         warnings.append(
             f"the budget carries only {plan.requests_at_once} requests at once, {in_flight} are wanted: each reserves "
             f"up to {_usd(dearest_usd)}. Lower sampling.max_tokens or raise generation.budget_usd."
+        )
+    if plan.watched_at_once is not None and plan.watched_at_once < min(wanted, plan.requests_at_once):
+        warnings.append(
+            f"audit.max_at_risk_usd, {_usd(max_at_risk_usd)}, lets at most {plan.watched_at_once} requests go out at "
+            f"once, {wanted} are wanted: each may cost up to {_usd(dearest_usd)}. For all of them it takes "
+            f"{_usd(wanted * dearest_usd)}; or lower sampling.max_tokens."
         )
     guessed = [cost.dataset for cost in plan.datasets if not cost.is_length_known]
     if guessed:

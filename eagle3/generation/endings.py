@@ -19,7 +19,7 @@ def final_failure(sample: SampleHistory, outcome: Outcome, max_attempts: int) ->
         return FailureClass.REJECTED
     if outcome.verdict is Verdict.BAD_ANSWER and sample.bad_answers >= MAX_BAD_ANSWERS:
         return FailureClass.EMPTY if outcome.rule == "empty" else FailureClass.MALFORMED
-    if sample.attempts < max_attempts:
+    if sample.tries < max_attempts:
         return None
     if outcome.verdict is Verdict.AMBIGUOUS:
         return FailureClass.MALFORMED if outcome.rule == "malformed" else FailureClass.AMBIGUOUS
@@ -30,8 +30,8 @@ def reason_to_halt(outcome: Outcome, spent_usd: Decimal) -> Eagle3Error | None:
     """Return the error that ends all sending, or None when the outcome concerns one request."""
     if outcome.verdict is Verdict.OUT_OF_CREDITS:
         return CreditsExhaustedError(
-            f"the provider cannot be paid: {outcome.message} Spent so far: {spent_usd:f} USD. Everything received is "
-            "kept. Top up the account or raise the key's limit, then run again."
+            f"the provider cannot be paid: {_sentence(outcome.message)} Spent so far: {plain_usd(spent_usd)} USD. "
+            "Everything received is kept. Top up the account or raise the key's limit, then run again."
         )
     if outcome.verdict is Verdict.CREDENTIALS:
         return CredentialsError(f"the API key was refused: {outcome.message} Check the key's environment variable.")
@@ -45,10 +45,10 @@ def reason_to_halt(outcome: Outcome, spent_usd: Decimal) -> Eagle3Error | None:
 def budget_reached(ledger: Ledger, amount_usd: Decimal) -> BudgetReachedError:
     """Return the error for a budget that cannot carry one more request."""
     return BudgetReachedError(
-        f"the budget of {ledger.budget_usd:f} USD cannot carry the next request, which may cost up to "
-        f"{amount_usd:f} USD: {ledger.spent_usd:f} USD are spent and {ledger.held_usd:f} USD are held for requests of "
-        "unknown fate. Everything received is kept. Raise generation.budget_usd or lower sampling.max_tokens, then run "
-        "again."
+        f"the budget of {plain_usd(ledger.budget_usd)} USD cannot carry the next request, which may cost up to "
+        f"{plain_usd(amount_usd)} USD: {plain_usd(ledger.spent_usd)} USD are spent and {plain_usd(ledger.held_usd)} "
+        "USD are held for requests of unknown fate. Everything received is kept. Raise generation.budget_usd or lower "
+        "sampling.max_tokens, then run again."
     )
 
 
@@ -77,3 +77,13 @@ def again(error: Eagle3Error) -> Eagle3Error:
     copy = type(error)(*error.args)
     copy.__cause__ = error.__cause__
     return copy
+
+
+def plain_usd(amount: Decimal) -> str:
+    """Write an amount exactly, without the zeros that its arithmetic left at the end."""
+    return f"{amount.normalize():f}"
+
+
+def _sentence(text: str) -> str:
+    """End words of a provider, so that ours can follow."""
+    return text if text.rstrip().endswith((".", "!", "?")) else f"{text.rstrip()}."

@@ -3,6 +3,7 @@
 Entries have a `kind`:
 
     intent      a request is about to be sent: id, attempt, sha256 of the body, reserved_usd, routing, time
+    accepted    requests whose generation has begun: its id, for each
     renewed     the same request is sent only now, after refusals by rate limit: time
     answer      it brought the sample's answer: cost, usage, provider, latency, raw reply; ends the sample
     attempt     it brought none: verdict, billing (free, charged, held), message
@@ -40,6 +41,8 @@ class SampleHistory:
 
     attempts: int = 0
     """Requests that reached, or may have reached, the provider; refusals by rate limit are not counted."""
+    tries: int = 0
+    """Requests that ended without an answer. One that a crash of ours cut off is no try of the provider's."""
     last_number: int = 0
     """Number of the last intent, so that request keys never repeat."""
     bad_answers: int = 0
@@ -47,6 +50,9 @@ class SampleHistory:
     failure: FailedCompletion | None = None
     open_intents: dict[int, JsonObject] = field(default_factory=dict[int, JsonObject])
     """Requests without an outcome, or whose outcome is in doubt, by number."""
+    asked_as: tuple[str, str] | None = None
+    """Routing id and body digest of the last intent while its answer may be paid for: a response cache knows requests
+    by their bytes. None otherwise, so that a changed routing takes effect."""
     needs_refresh: bool = False
     """The last reply was worthless, and the response cache would give it again."""
     was_lost: bool = False
@@ -61,6 +67,11 @@ class SampleHistory:
     def is_final(self) -> bool:
         """Whether nothing more will be asked for this sample."""
         return self.answer is not None or self.failure is not None
+
+    def forget_bytes_unless_paid(self) -> None:
+        """Let the next request differ when no answer to an earlier one can be in the cache."""
+        if not self.open_intents and not self.was_lost:
+            self.asked_as = None
 
 
 @dataclass(slots=True)
@@ -111,6 +122,8 @@ class History:
     """Unix time of the newest intent."""
     paid_twice: int = 0
     """Answers bought again although an earlier, lost one was charged."""
+    doubtful: dict[str, str] = field(default_factory=dict[str, str])
+    """Dataset by sample id, of the requests whose fate was unknown when the journal was read."""
 
     def sample(self, sample_id: str) -> SampleHistory:
         """Return the state of a sample, a fresh one when it was never asked."""
@@ -128,6 +141,11 @@ class History:
             self.baselines.append(entry)
         elif kind == "reconciled":
             self.unexplained_usd += Decimal(entry["charged_usd"])
+        elif kind == "accepted":
+            for sample_id, number, generation_id in entry["requests"]:
+                intent = self.sample(sample_id).open_intents.get(number)
+                if intent is not None:
+                    intent["generation_id"] = generation_id
         elif kind == "reopened":
             self.reopen_failures(frozenset(map(FailureClass, entry["classes"])), dataset)
         else:
@@ -142,7 +160,7 @@ class History:
                 continue
             if failure.failure in classes:
                 sample.failure = None
-                sample.attempts = sample.bad_answers = 0
+                sample.attempts = sample.tries = sample.bad_answers = 0
                 self.by_dataset[failure.dataset].failed -= 1
                 count += 1
         return count
@@ -157,6 +175,7 @@ class History:
             sample.attempts += 1
             sample.last_number = entry["attempt"]
             sample.open_intents[entry["attempt"]] = entry
+            sample.asked_as = (entry["routing"], entry["sha256"])
             sample.needs_refresh = False
             self.last_time_s = max(self.last_time_s, entry["time"])
         elif kind == "renewed":
@@ -165,7 +184,9 @@ class History:
         elif kind == "attempt":
             if dataset != ACCOUNT:  # entries there are questions of our own, not samples
                 self.verdicts[entry["verdict"]] += 1
-            if not entry["counts"]:
+            if entry["counts"]:
+                sample.tries += 1
+            else:
                 sample.attempts -= 1
             if entry["billing"] != "held":
                 sample.open_intents.pop(entry["attempt"], None)
@@ -173,16 +194,18 @@ class History:
                 sample.bad_answers += 1
                 sample.needs_refresh = True
             sample.was_lost = sample.was_lost or bool(entry.get("lost"))
+            sample.forget_bytes_unless_paid()
             self._charge(dataset, entry.get("provider"), Decimal(entry.get("charged_usd", "0")))
         elif kind == "resolve":
             sample.open_intents.pop(entry["attempt"], None)
             charged_usd = Decimal(entry["charged_usd"])
             sample.was_lost = sample.was_lost or charged_usd > 0
+            sample.forget_bytes_unless_paid()
             self._charge(dataset, entry.get("provider"), charged_usd)
         elif kind == "answer":
             if sample.failure is not None:  # reopened by a later process
                 self.tally(dataset).failed -= 1
-            sample.answer, sample.failure = place, None
+            sample.answer, sample.failure, sample.asked_as = place, None, None
             sample.open_intents.clear()
             usage = entry["usage"]
             latency_s = 0.0 if entry["from_cache"] else entry["latency_s"]
@@ -205,12 +228,22 @@ class History:
                 message=entry["message"],
                 attempts=entry["attempts"],
             )
+            sample.asked_as = None
             sample.open_intents.clear()
 
     def _charge(self, dataset: str, provider: Any, charged_usd: Decimal) -> None:
         if charged_usd:
             self.tally(dataset).cost_usd += charged_usd
             self.by_provider.setdefault(str(provider or "unknown"), Tally()).cost_usd += charged_usd
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request without an outcome."""
+
+    dataset: str
+    amount_usd: Decimal
+    generation_id: str | None = None
 
 
 class Replay:
@@ -220,24 +253,25 @@ class Replay:
         """Start empty."""
         self.history = History()
         self.ledger = Ledger(budget_usd)
-        self._open: dict[RequestKey, tuple[Decimal, str | None]] = {}
+        self._open: dict[RequestKey, _Open] = {}
         self._ended: set[RequestKey] = set()
 
     def feed(self, dataset: str, entries: Iterable[tuple[Place | None, JsonObject]]) -> None:
         """Fold the entries of one journal."""
         for place, entry in entries:
             self.history.apply(dataset, entry, place)
-            self._account(entry)
+            self._account(dataset, entry)
 
     def finish(self) -> tuple[History, Ledger]:
         """Return the result; requests without an outcome become holds."""
-        for key, (amount_usd, generation_id) in self._open.items():
+        for key, request in self._open.items():
             if key not in self._ended:
-                self.ledger.restore_hold(key, amount_usd, generation_id)
+                self.ledger.restore_hold(key, request.amount_usd, request.generation_id)
+                self.history.doubtful[key[0]] = request.dataset
         self._open.clear()
         return self.history, self.ledger
 
-    def _account(self, entry: JsonObject) -> None:
+    def _account(self, dataset: str, entry: JsonObject) -> None:
         kind: str = entry["kind"]
         if kind == "reconciled":
             charged_usd = Decimal(entry["charged_usd"])
@@ -245,14 +279,19 @@ class Replay:
             self.ledger.unexplained_usd += charged_usd
             self._ended.update((sample_id, number) for sample_id, number in entry["ended_holds"])
             return
+        if kind == "accepted":
+            for sample_id, number, generation_id in entry["requests"]:
+                if (sample_id, number) in self._open:
+                    self._open[sample_id, number].generation_id = generation_id
+            return
         if kind not in ("intent", "answer", "attempt", "resolve"):
             return
         key: RequestKey = (entry["id"], entry["attempt"])
         if kind == "intent":
-            self._open[key] = (Decimal(entry["reserved_usd"]), None)
+            self._open[key] = _Open(dataset, Decimal(entry["reserved_usd"]))
             return
         if kind == "attempt" and entry["billing"] == "held":
-            self._open[key] = (self._open[key][0], entry.get("generation_id"))
+            self._open[key].generation_id = entry.get("generation_id") or self._open[key].generation_id
             return
         self._open.pop(key, None)
         for number in entry.get("resolves", ()):

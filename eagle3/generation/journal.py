@@ -189,23 +189,23 @@ class Journal:
         await durable
         return place
 
+    def note(self, folder: str, entry: JsonObject) -> None:
+        """Write one entry that nobody waits for: its loss costs time, not money.
+
+        Raises:
+            ArtifactError: The disk refused.
+        """
+        self._append(folder, entry)
+        self._wakeup.set()
+
     def append_later(self, folder: str, entry: JsonObject) -> tuple[Place, asyncio.Future[None]]:
         """Write one entry; return its place and a future that is done when it is durable.
 
         Raises:
             ArtifactError: The disk refused.
         """
-        if self._failure is not None:
-            raise _refused(self._failure) from self._failure
-        file = self._files.get(folder)
-        if file is None:
-            file = self._files[folder] = _File(self._root / folder)
+        place = self._append(folder, entry)
         durable = asyncio.get_running_loop().create_future()
-        try:
-            place = file.append(encode_line(entry))
-        except OSError as exc:
-            self._failure = exc  # a torn line may be last in its file: nothing may follow it
-            raise _refused(exc) from exc
         self._waiting.append(durable)
         self._wakeup.set()
         return place, durable
@@ -218,6 +218,18 @@ class Journal:
         for file in self._files.values():
             if file.file is not None:
                 file.file.close()
+
+    def _append(self, folder: str, entry: JsonObject) -> Place:
+        if self._failure is not None:
+            raise _refused(self._failure) from self._failure
+        file = self._files.get(folder)
+        if file is None:
+            file = self._files[folder] = _File(self._root / folder)
+        try:
+            return file.append(encode_line(entry))
+        except OSError as exc:
+            self._failure = exc  # a torn line may be last in its file: nothing may follow it
+            raise _refused(exc) from exc
 
     async def _write_forever(self) -> None:
         while True:

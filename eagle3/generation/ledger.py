@@ -87,6 +87,10 @@ class Ledger:
         """Return whether a request has an open reservation."""
         return key in self._reserved
 
+    def is_held(self, key: RequestKey) -> bool:
+        """Return whether a request is in doubt."""
+        return key in self._held
+
     def release(self, key: RequestKey) -> None:
         """End a reservation of which nothing was charged."""
         self._reserved_usd -= self._reserved.pop(key)

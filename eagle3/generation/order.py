@@ -2,8 +2,9 @@
 
 A run lasts as long as its last answer, so at the end the slots should hold short answers. Each dataset's samples have
 ranks from 0 to 1; equal ranks keep the datasets level. Where the lengths of a dataset's answers are known, its ranks
-are scaled down by the share of the remaining time that its slowest answer takes, so that the last answers of all
-datasets arrive together.
+are scaled down by the share of the remaining time that its slowest answer may take, so that the last answers of all
+datasets arrive together. With a tail so heavy that one answer may take all of that time, only the dataset with the
+longest answers is asked, then the next: nothing that knows datasets and not single answers ends sooner.
 
 Source: tests/bench/bench_schedule.py.
 """
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 MIN_KNOWN_ANSWERS = 20
 """Fewer answers say little about lengths."""
+TAIL_ROOM = 2.0
+"""How much slower than the slowest answer so far one to come may be: the longest of the rest is still ahead."""
 PICKS_PER_LOOK = 64
 """How often the paces are computed anew."""
 
@@ -44,7 +47,7 @@ class WaitingWork:
         self._heaps: dict[str, list[tuple[float, int, Work]]] = {}
         self._sequence = itertools.count()
         self._paces: dict[str, tuple[float, float]] = {}
-        """By dataset: the factor for its ranks, and the seconds of its slowest answer, which decide between equals."""
+        """By dataset: the factor for its ranks, and the mean seconds of its answers, which decide between equals."""
         self._num_picks = 0
 
     def __bool__(self) -> bool:
@@ -68,8 +71,8 @@ class WaitingWork:
         return heapq.heappop(self._heaps[min(waiting, key=self._turn)])[2]
 
     def _turn(self, name: str) -> tuple[float, float]:
-        pace, slowest_s = self._paces.get(name, (1.0, 0.0))
-        return self._heaps[name][0][0] * pace, -slowest_s
+        pace, mean_s = self._paces.get(name, (1.0, 0.0))
+        return self._heaps[name][0][0] * pace, -mean_s
 
     def _look(self) -> None:
         known = {
@@ -80,6 +83,9 @@ class WaitingWork:
         if len(known) < sum(bool(heap) for heap in self._heaps.values()):
             self._paces = {}  # the remaining time is unknown while a dataset's lengths are
             return
-        work_s = sum(len(self._heaps[name]) * tally.waited_s / tally.timed for name, tally in known.items())
-        remaining_s = work_s / max(1.0, self._num_slots())
-        self._paces = {name: (pace_of(tally.slowest_s, remaining_s), tally.slowest_s) for name, tally in known.items()}
+        means_s = {name: tally.waited_s / tally.timed for name, tally in known.items()}
+        remaining_s = sum(len(self._heaps[name]) * mean_s for name, mean_s in means_s.items())
+        remaining_s /= max(1.0, self._num_slots())
+        self._paces = {
+            name: (pace_of(TAIL_ROOM * tally.slowest_s, remaining_s), means_s[name]) for name, tally in known.items()
+        }

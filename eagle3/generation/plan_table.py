@@ -44,6 +44,8 @@ def render_plan(plan: CostPlan) -> RenderableType:
         f"which {_usd(plan.spent_usd)} spent and {_usd(plan.held_usd)} held; it carries {plan.requests_at_once:,} "
         "requests at once"
     )
+    if plan.watched_at_once is not None and plan.watched_at_once < plan.requests_at_once:
+        totals += f"; the audit while generating lets {plan.watched_at_once:,} go out at once"
     warnings = [Text(f"warning: {warning}") for warning in plan.warnings]
     return Group(datasets, endpoints, Text(totals), *warnings)
 

@@ -12,8 +12,21 @@ from eagle3.generation.history import ACCOUNT, History, SampleHistory
 from eagle3.generation.journal import Journal
 from eagle3.providers.base import ChatProvider, ChatRequest, PriceCap
 from eagle3.providers.policy import Selection
-from eagle3.recipe import Sampling
+from eagle3.recipe import Generation, Sampling
 from eagle3.records import JsonObject, PromptRecord, canonical_json, sha256_text
+
+RENEW_S = 5.0
+"""Requests sent later than this after their intent are noted again, so that it is known until when they can run."""
+
+
+def deadline_s(settings: Generation, max_tokens: int) -> float:
+    """Return how long a request for so many tokens may take."""
+    return settings.max_queue_s + max_tokens / settings.min_tokens_per_s
+
+
+def longest_run_s(provider: ChatProvider, settings: Generation, max_tokens: int) -> float:
+    """Return for how long after its intent a request that we gave up can run at the provider."""
+    return deadline_s(settings, max_tokens) + RENEW_S if provider.answers_outlive_us else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +88,13 @@ class RequestWriter:
 
     def restore(self, work: Work) -> None:
         """Give a request that an earlier process sent its own bytes back, if they can be built again."""
-        intent = work.history.intent
-        routing = self._history.routings.get(intent["routing"]) if intent is not None else None
-        if intent is None or routing is None:
+        routing_id, digest = work.history.asked_as or ("", "")
+        routing = self._history.routings.get(routing_id)
+        if routing is None:
             return
         body = self._build(work, routing)
-        if hashlib.sha256(body).hexdigest() == intent["sha256"]:
-            work.body, work.routing_id = body, intent["routing"]
+        if hashlib.sha256(body).hexdigest() == digest:
+            work.body, work.routing_id = body, routing_id
 
     async def body(self, work: Work) -> bytes:
         """Return the sample's bytes; new ones leave resting providers out."""

@@ -1,6 +1,6 @@
 """Which endpoints may answer, for a recipe."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from eagle3.providers.base import Endpoint
 from eagle3.providers.policy import Selection, select
@@ -20,3 +20,19 @@ def select_endpoints(
         anything = Routing(quantizations=("unknown",))
         return select(endpoints, anything, model=section.model, max_tokens=max_tokens)
     return select(endpoints, section.routing, model=section.model, max_tokens=max_tokens, needs_tools=needs_tools)
+
+
+def quantizations_of(recipe: Recipe, endpoints: Sequence[Endpoint]) -> Mapping[str, str | None]:
+    """Return the precision of each provider; None for one that serves several which the recipe allows.
+
+    Args:
+        recipe: Its routing says what is allowed.
+        endpoints: Every endpoint that was ever listed to this run.
+    """
+    section = recipe.generation.provider
+    is_own = isinstance(section, (OpenAICompatible, SGLang))
+    found: dict[str, set[str | None]] = {}
+    for endpoint in endpoints:
+        if is_own or (endpoint.quantization or "unknown") in section.routing.quantizations:
+            found.setdefault(endpoint.provider, set()).add(endpoint.quantization)
+    return {name: next(iter(kinds)) if len(kinds) == 1 else None for name, kinds in found.items()}

@@ -22,13 +22,16 @@ import uvloop
 from eagle3.artifacts import OpenStage, RunDirectory, ShardRef, Stage
 from eagle3.errors import Eagle3Error, StoppedError
 from eagle3.generation.asking import Asker, Question
+from eagle3.generation.collector import rare_collections
 from eagle3.generation.cost import keep_plan
 from eagle3.generation.engine import Engine
-from eagle3.generation.history import History, Tally, replay
+from eagle3.generation.figures import book_figures
+from eagle3.generation.history import History, replay
 from eagle3.generation.journal import Journal, Place
 from eagle3.generation.ledger import Ledger
+from eagle3.generation.reporting import progress_events
 from eagle3.generation.requests import Plan
-from eagle3.generation.selection import select_endpoints
+from eagle3.generation.selection import quantizations_of, select_endpoints
 from eagle3.generation.shards import (
     ENDPOINTS_NAME,
     STATE_NAME,
@@ -41,11 +44,11 @@ from eagle3.generation.shards import (
 )
 from eagle3.generation.snapshots import keep_snapshot
 from eagle3.generation.watching import AnswerWatch, Check
-from eagle3.progress import Progress, ProgressEvent, no_progress
+from eagle3.progress import Progress, no_progress
 from eagle3.providers.base import ChatRequest, Endpoint
 from eagle3.providers.connection import raise_descriptor_limit
 from eagle3.providers.opening import open_provider
-from eagle3.recipe import OpenAICompatible, Recipe, SGLang
+from eagle3.recipe import Recipe
 from eagle3.records import Completion, JsonObject, PromptRecord
 
 PROGRESS_S = 1.0
@@ -91,7 +94,7 @@ class GenerationSession:
         self._engine: Engine | None = None
         self._asker: Asker | None = None
         self._endpoints: Sequence[Endpoint] = ()
-        self._known_endpoints: Sequence[Endpoint] = ()
+        self._quantizations: Mapping[str, str | None] = {}
         self._plans: dict[tuple[str, bool], Plan] = {}
         self._files = ThreadPoolExecutor(1, thread_name_prefix="generation-files")
         """The one thread that reads prompts and writes shards: each thread that does so keeps a heap of its own."""
@@ -198,28 +201,14 @@ class GenerationSession:
 
     def stats(self) -> JsonObject:
         """Return the figures of the stage so far, as the manifest keeps them."""
-        history, ledger = self.history, self.ledger
-        datasets = {name: history.tally(name).as_json() for name in self._totals}
-        tallies = list(history.by_dataset.values())
+        engine = self._engine
         return {
-            "spent_usd": f"{ledger.spent_usd:f}",
-            "held_usd": f"{ledger.held_usd:f}",
-            "budget_usd": f"{ledger.budget_usd:f}",
+            **book_figures(self.history, self.ledger, self._totals),
             "planned_usd": self._planned_usd,
-            "unexplained_usd": f"{ledger.unexplained_usd:f}",
-            "samples": sum(tally.samples for tally in tallies),
-            "failed": sum(tally.failed for tally in tallies),
-            "prompt_tokens": sum(tally.prompt_tokens for tally in tallies),
-            "completion_tokens": sum(tally.completion_tokens for tally in tallies),
-            "by_provider": {name: tally.as_json() for name, tally in sorted(history.by_provider.items())},
-            "datasets": datasets,
-            "peak_in_flight": self._engine.limiter.peak if self._engine is not None else 0,
-            "rate_limited": self._engine.limiter.num_refused if self._engine is not None else 0,
-            "paid_twice": history.paid_twice,
-            "left_out": {name: total - _ended(history.tally(name)) for name, total in self._totals.items()},
-            "slowed_retries": self._engine.retries.num_slowed if self._engine is not None else 0,
+            "peak_in_flight": engine.limiter.peak if engine is not None else 0,
+            "rate_limited": engine.limiter.num_refused if engine is not None else 0,
+            "slowed_retries": engine.retries.num_slowed if engine is not None else 0,
             **({"watch": self._watch.to_json()} if self._watch is not None else {}),
-            "unanswered_requests": dict(sorted(history.verdicts.items())),
         }
 
     @property
@@ -231,7 +220,7 @@ class GenerationSession:
 
     def _run_thread(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            with rare_collections(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._main())
         except BaseException as exc:  # noqa: BLE001 - handed to the caller's thread
             if not self._ready.done():
@@ -256,12 +245,13 @@ class GenerationSession:
             self._endpoints = endpoints
             for dataset in self.recipe.prompts.datasets:
                 self._plan(dataset.name, needs_tools=False)
-            self._known_endpoints = keep_snapshot(self.stage.file(ENDPOINTS_NAME), endpoints)
+            known = keep_snapshot(self.stage.file(ENDPOINTS_NAME), endpoints)
+            self._quantizations = quantizations_of(self.recipe, known)
             self._planned_usd = await self._on_files(keep_plan, self.recipe, self.run, endpoints)
             journal = Journal(self.stage.path)
             self._engine = engine = Engine(
                 provider=provider,
-                endpoints=self._known_endpoints,
+                endpoints=known,
                 plan_of=self._plan_of,
                 journal=journal,
                 history=self.history,
@@ -278,13 +268,13 @@ class GenerationSession:
             )
             try:
                 await engine.start()
-                self._asker = Asker(provider, journal, self.history, self.ledger, engine.deadline_s)
+                self._asker = Asker(provider, journal, self.history, self.ledger, generation)
                 if self._stop_requested.is_set():
                     self._begin_stop()
                 self._ready.set_result(None)
                 helpers = [asyncio.create_task(self._report_forever())]
                 if self._watch is not None:
-                    helpers.append(asyncio.create_task(self._watch.look_forever(engine.notice, self._object)))
+                    helpers.append(asyncio.create_task(self._watch.look_forever(engine.changed, self._object)))
                 await self._closing.wait()
                 if self._stopping is not None:
                     await self._stopping
@@ -306,7 +296,7 @@ class GenerationSession:
         engine.halt(type(error)(f"{error}\n{money}{watch.risk(self.ledger.reserved_usd)}"))
 
     def _read_answer(self, prompt: PromptRecord, place: Place) -> Completion:
-        return completion_from_entry(prompt.dataset, place.read(), self._quantizations())
+        return completion_from_entry(prompt.dataset, place.read(), self._quantizations)
 
     def _begin_stop(self) -> None:
         if self._engine is not None and self._stopping is None:
@@ -349,7 +339,7 @@ class GenerationSession:
                     self._watch.known(prompt, place)
         ranks = [(offset + number) / total for number in range(len(prompts))]
         await engine.buy_shard(prompts, ranks, bounds)
-        return await self._on_files(write_shard, self.stage, shard, prompts, self.history, self._quantizations())
+        return await self._on_files(write_shard, self.stage, shard, prompts, self.history, self._quantizations)
 
     async def _on_files(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         return await asyncio.get_running_loop().run_in_executor(
@@ -369,18 +359,6 @@ class GenerationSession:
     def _plan_of(self, prompt: PromptRecord) -> Plan:
         return self._plan(prompt.dataset, needs_tools=bool(prompt.tools))
 
-    def _quantizations(self) -> Mapping[str, str | None]:
-        """Return the precision of each provider that serves only one that the recipe allows."""
-        section = self.recipe.generation.provider
-        found: dict[str, set[str | None]] = {}
-        for endpoint in self._known_endpoints:
-            if (
-                isinstance(section, (OpenAICompatible, SGLang))
-                or (endpoint.quantization or "unknown") in section.routing.quantizations
-            ):
-                found.setdefault(endpoint.provider, set()).add(endpoint.quantization)
-        return {name: next(iter(kinds)) if len(kinds) == 1 else None for name, kinds in found.items()}
-
     def _too_many_failed(self) -> bool:
         failed = sum(tally.failed for tally in self.history.by_dataset.values())
         return failed > self.recipe.generation.max_failed_share * max(1, self.num_samples)
@@ -395,28 +373,14 @@ class GenerationSession:
     def _report(self) -> None:
         engine = self._engine
         assert engine is not None
-        values: dict[str, float | int | str] = {
-            "spent_usd": float(self.ledger.spent_usd),
-            "held_usd": float(self.ledger.held_usd),
-            "budget_usd": float(self.ledger.budget_usd),
-            "in_flight": engine.limiter.in_flight,
-            "rate_limited": engine.limiter.num_refused,
-            "failed": sum(tally.failed for tally in self.history.by_dataset.values()),
-            "completion_tokens": sum(tally.completion_tokens for tally in self.history.by_dataset.values()),
-        }
-        done = sum(tally.samples + tally.failed for tally in self.history.by_dataset.values())
-        self._progress(ProgressEvent(stage="generation", done=done, total=self.num_samples, values=values))
-        if len(self._totals) == 1:
-            return
-        for name, total in self._totals.items():
-            tally = self.history.tally(name)
-            own: dict[str, float | int | str] = {
-                "spent_usd": float(tally.cost_usd),
-                "failed": tally.failed,
-                "completion_tokens": tally.completion_tokens,
-            }
-            count = tally.samples + tally.failed
-            self._progress(ProgressEvent(stage="generation", label=name, done=count, total=total, values=own))
+        for event in progress_events(
+            self.history,
+            self.ledger,
+            self._totals,
+            in_flight=engine.limiter.in_flight,
+            num_refused=engine.limiter.num_refused,
+        ):
+            self._progress(event)
 
 
 def open_session(
@@ -424,10 +388,6 @@ def open_session(
 ) -> GenerationSession:
     """Return a session to be entered with `with`; see `GenerationSession`."""
     return GenerationSession(recipe, run, target, progress, check)
-
-
-def _ended(tally: Tally) -> int:
-    return tally.samples + tally.failed
 
 
 def _positions(shards: Sequence[ShardRef], recipe: Recipe) -> tuple[dict[str, int], dict[str, int]]:

@@ -1,28 +1,19 @@
-"""From a reply to the books: what is journaled, charged, held, looked up, and compared with the account."""
+"""From a reply to the books: what is journaled, charged, released or held."""
 
-import asyncio
-import contextlib
-import time
-from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
 
-from eagle3.errors import ProviderError
-from eagle3.generation.history import ACCOUNT, History
+from eagle3.generation.doubts import Doubts
+from eagle3.generation.history import History
 from eagle3.generation.journal import Journal, raw_field
 from eagle3.generation.ledger import Ledger, RequestKey
-from eagle3.providers.base import AccountUsage, ChatProvider, GenerationRecord, PriceCap, RawReply, money_up
+from eagle3.providers.base import ChatProvider, GenerationRecord, PriceCap, RawReply, money_up
 from eagle3.providers.classify import Billing, Outcome
 from eagle3.providers.wire import Answer
 from eagle3.records import FailureClass, JsonObject, Usage
 
 LOOKUP_WAITS_S = (0.0, 0.5, 1.0, 2.0)
 """A generation may be listed some seconds after its reply."""
-LOOKUPS_AT_ONCE = 20
-DOUBT_POLL_S = 10.0
-"""Between two looks at the account while money in doubt holds the run up."""
-NOISE_USD = Decimal("1e-9")
-"""Differences that the account's floating-point figure makes."""
 KEPT_ERROR_BYTES = 2000
 """Of bodies that are no answer; enough to see what happened."""
 
@@ -30,14 +21,15 @@ KEPT_ERROR_BYTES = 2000
 class Settlement:
     """Ends requests. Each method returns when what it did is durable."""
 
-    def __init__(self, provider: ChatProvider, journal: Journal, history: History, ledger: Ledger) -> None:
+    def __init__(
+        self, provider: ChatProvider, journal: Journal, history: History, ledger: Ledger, doubts: Doubts
+    ) -> None:
         """Work on the given books."""
         self._provider = provider
         self._journal = journal
         self._history = history
         self._ledger = ledger
-        self._seen: tuple[AccountUsage, float] | None = None
-        """The account's last figure, and since when it is the same."""
+        self._doubts = doubts
 
     async def answer(
         self, dataset: str, key: RequestKey, reply: RawReply, outcome: Outcome, cap: PriceCap, attempts: int
@@ -133,61 +125,6 @@ class Settlement:
         await self._book_attempt(dataset, key, reply, outcome, "held", Decimal(0), counts=counts)
         self._ledger.hold(key, outcome.generation_id)
 
-    async def resolve_holds(self, dataset_of: Mapping[str, str]) -> None:
-        """Ask once more what the requests in doubt cost whose generation is known.
-
-        Args:
-            dataset_of: By sample id; samples that are not in it are left alone.
-        """
-        turns = asyncio.Semaphore(LOOKUPS_AT_ONCE)
-
-        async def resolve(key: RequestKey, generation_id: str) -> None:
-            async with turns:
-                found = await self._find(generation_id, (0.0,))
-            if found is None or key not in dict(self._ledger.all_holds()):
-                return
-            is_paid = self._ledger.has_paid(generation_id)
-            entry: JsonObject = {
-                "kind": "resolve",
-                "id": key[0],
-                "attempt": key[1],
-                "charged_usd": "0" if is_paid else f"{found.cost_usd:f}",
-                "provider": found.provider,
-                "paid_ids": [generation_id],
-            }
-            await self._journal.append(dataset_of[key[0]], entry)
-            self._history.apply(dataset_of[key[0]], entry)
-            self._ledger.resolve(key, found.cost_usd, generation_id)
-
-        holds = [(key, hold.generation_id) for key, hold in self._ledger.all_holds() if key[0] in dataset_of]
-        await asyncio.gather(*(resolve(key, name) for key, name in holds if name is not None))
-
-    async def settle_doubts(
-        self, dataset_of: Mapping[str, str], stop: asyncio.Event, *, quiet_after_s: float, can_wait: bool
-    ) -> None:
-        """End holds: by their generations, else by the account once its figure has rested. Nothing may be under way.
-
-        Args:
-            dataset_of: By sample id.
-            stop: Ends the waiting.
-            quiet_after_s: Seconds until nothing of this run can be under way at the provider.
-            can_wait: Whether to wait for the account, `quiet_after_s` and twice its lag at most.
-        """
-        lag_s = self._provider.usage_lag_s or 0.0
-        started_s = time.monotonic()
-        while True:
-            waited_s = time.monotonic() - started_s
-            await self.resolve_holds(dataset_of)
-            await self.reconcile(is_quiet=waited_s >= quiet_after_s, since_s=0.0)
-            is_settled = not self._ledger.held_usd or self._provider.usage_lag_s is None
-            if is_settled or not can_wait or waited_s > quiet_after_s + 2 * lag_s:
-                return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(DOUBT_POLL_S, max(lag_s, quiet_after_s))):
-                    await stop.wait()
-            if stop.is_set():
-                return
-
     async def unsent(self, dataset: str, key: RequestKey) -> None:
         """Book an intent that was not carried out."""
         entry: JsonObject = {
@@ -214,61 +151,6 @@ class Settlement:
         }
         await self._journal.append(dataset, entry)
         self._history.apply(dataset, entry)
-
-    async def reconcile(self, *, is_quiet: bool, since_s: float) -> None:
-        """Compare with the account's own figure; it can only raise what we think is spent.
-
-        Args:
-            is_quiet: Nothing of this run is under way, here or at the provider.
-            since_s: Seconds since the last request was sent.
-        """
-        lag_s = self._provider.usage_lag_s
-        if lag_s is None:
-            return
-        try:
-            account = await self._provider.account()
-        except ProviderError:
-            return  # the guard does not depend on this figure
-        if account is None:
-            return
-        known = [entry for entry in self._history.baselines if entry["key_label"] == account.key_label]
-        if not known:
-            baseline: JsonObject = {
-                "kind": "baseline",
-                "key_label": account.key_label,
-                "usage_usd": f"{account.usage_usd:f}",
-                "spent_usd": f"{self._ledger.spent_usd:f}",
-                "time": round(time.time(), 3),
-            }
-            await self._journal.append(ACCOUNT, baseline)
-            self._history.apply(ACCOUNT, baseline)
-            return
-        baseline = known[-1]
-        shown_usd = account.usage_usd - Decimal(baseline["usage_usd"]) + Decimal(baseline["spent_usd"]) - NOISE_USD
-        rests_s = max(since_s, self._unchanged_s(account))
-        is_final = is_quiet and rests_s >= lag_s and not self._ledger.num_reserved
-        holds = list(self._ledger.all_holds()) if is_final else []
-        before_usd = self._ledger.spent_usd
-        # At once, not after the write: what is settled meanwhile must not change what the entry says.
-        added_usd = self._ledger.reconcile(shown_usd, is_final=is_final)
-        if added_usd or holds:
-            entry: JsonObject = {
-                "kind": "reconciled",
-                "charged_usd": f"{added_usd:f}",
-                "account_usd": f"{shown_usd:f}",
-                "before_usd": f"{before_usd:f}",
-                "ended_holds": [list(key) for key, _ in holds],
-                "time": round(time.time(), 3),
-            }
-            await self._journal.append(ACCOUNT, entry)
-            self._history.apply(ACCOUNT, entry)
-
-    def _unchanged_s(self, account: AccountUsage) -> float:
-        """Return how long this process has seen the account's figure as it is now."""
-        now_s = time.monotonic()
-        if self._seen is None or self._seen[0] != account:
-            self._seen = (account, now_s)
-        return now_s - self._seen[1]
 
     async def _book_attempt(
         self,
@@ -318,17 +200,7 @@ class Settlement:
         return next(iter([*same, *unknown]), None)
 
     async def _find(self, generation_id: str | None, waits_s: tuple[float, ...]) -> GenerationRecord | None:
-        if generation_id is None:
-            return None
-        for wait_s in waits_s:
-            await asyncio.sleep(wait_s)
-            try:
-                found = await self._provider.find_generation(generation_id)
-            except ProviderError:
-                continue
-            if found is not None:
-                return found
-        return None
+        return None if generation_id is None else await self._doubts.find(generation_id, waits_s)
 
 
 def _answer_of(outcome: Outcome) -> Answer:

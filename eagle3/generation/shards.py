@@ -48,6 +48,14 @@ def prompt_shards(manifest: StageManifest) -> list[ShardRef]:
     return [shard for shard in manifest.shards if Path(shard.path).name.startswith("shard-")]
 
 
+def num_prompts(recipe: Recipe, manifest: StageManifest) -> dict[str, int]:
+    """Return the samples of each dataset of the recipe."""
+    totals = {dataset.name: 0 for dataset in recipe.prompts.datasets}
+    for shard in prompt_shards(manifest):
+        totals[Path(shard.path).parent.name] += shard.num_samples
+    return totals
+
+
 def read_prompts(run: RunDirectory, shard: ShardRef) -> tuple[list[PromptRecord], list[int]]:
     """Return the prompts of a sealed shard, and for each the most prompt tokens it can have.
 

@@ -27,7 +27,13 @@ def keep_snapshot(path: Path, endpoints: Sequence[Endpoint]) -> tuple[Endpoint, 
     if not snapshots or snapshots[-1]["endpoints"] != current:
         snapshots.append({"taken_at": datetime.now(UTC).isoformat(timespec="seconds"), "endpoints": current})
         commit_json(path, {"snapshots": snapshots})
-    return tuple(endpoint_from_json(values) for entry in reversed(snapshots) for values in entry["endpoints"])
+    return known_endpoints(path)
+
+
+def known_endpoints(path: Path) -> tuple[Endpoint, ...]:
+    """Return every endpoint ever listed, newest first."""
+    snapshots = reversed(read_snapshots(path))
+    return tuple(endpoint_from_json(values) for entry in snapshots for values in entry["endpoints"])
 
 
 def endpoint_from_json(values: JsonObject) -> Endpoint:

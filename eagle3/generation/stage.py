@@ -11,16 +11,19 @@ from typing import Any
 
 from eagle3.artifacts import RunDirectory, ShardRef, Stage, StageManifest
 from eagle3.errors import RunRejectedError
+from eagle3.generation.aftermath import settle_sealed
+from eagle3.generation.selection import quantizations_of
 from eagle3.generation.session import GenerationSession, open_session
 from eagle3.generation.shards import (
+    ENDPOINTS_NAME,
     FAILED_NAME,
-    open_completions,
     prompt_shards,
     read_prompts,
     write_failures,
     write_shard,
     written_shard,
 )
+from eagle3.generation.snapshots import known_endpoints
 from eagle3.progress import Progress, no_progress
 from eagle3.recipe import Recipe
 from eagle3.tokens.probed import PROBES_NAME
@@ -48,11 +51,12 @@ def seal_completions(session: GenerationSession) -> StageManifest:
         )
         raise RunRejectedError(message)
     stage, shards = session.stage, list[ShardRef]()
+    quantizations = quantizations_of(session.recipe, known_endpoints(stage.file(ENDPOINTS_NAME)))
     for prompt_shard in prompt_shards(session.run.sealed(Stage.PROMPTS)):
         prompts, _ = read_prompts(session.run, prompt_shard)
         shard = written_shard(stage, prompt_shard, prompts, session.history)
         if shard is None:
-            shard = write_shard(stage, prompt_shard, prompts, session.history, {})
+            shard = write_shard(stage, prompt_shard, prompts, session.history, quantizations)
         shards.append(shard)
     probes = stage.existing_shard(PROBES_NAME)
     return stage.seal([*shards, failures, *([probes] if probes is not None else [])], stats)
@@ -65,9 +69,9 @@ def generate(recipe: Recipe, run: RunDirectory, target: Path, progress: Progress
         PausedError: Money ended, or somebody stopped; run again to continue.
         ProviderError: No request can work, or too many samples failed.
     """
-    stage = open_completions(recipe, run)
-    if stage.manifest is not None:
-        return stage.manifest
+    sealed = settle_sealed(recipe, run, target)
+    if sealed is not None:
+        return sealed
     with open_session(recipe, run, target, progress) as session, stopped_by_signals(session.stop):
         session.generate_all()
     return seal_completions(session)

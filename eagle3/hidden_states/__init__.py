@@ -4,6 +4,7 @@
 the stage. torch and transformers are imported when a backend is opened, never by importing this package.
 """
 
-from eagle3.hidden_states.driver import extract_hidden_states
+from eagle3.hidden_states.driver import claim_of_groups, extract_group, extract_hidden_states
+from eagle3.hidden_states.groups import Division, GroupRecord
 
-__all__ = ["extract_hidden_states"]
+__all__ = ["Division", "GroupRecord", "claim_of_groups", "extract_group", "extract_hidden_states"]

@@ -22,6 +22,8 @@ UNKNOWN = "unknown"
 DATASET = "file"
 MAX_COUNT = 2**31
 """Counts are 32-bit in our files; a larger one is no count of tokens."""
+ODDITIES = (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError)
+"""What a line of unknown making may raise in a parser or a template: the line is told, the file goes on."""
 _COUNTS = ("prompt_tokens", "completion_tokens")
 _BODY_KEYS = ("raw_body", "response")
 _CHOICE_KEYS = ("token_ids", "response_token_ids", "logprobs", "native_finish_reason", "meta_info")
@@ -85,8 +87,10 @@ def parse_line(number: int, line: bytes) -> LooseReply:
     try:
         body = reading.body()
         parsed = parse_reply(json.dumps(body).encode())
-    except (_NoReplyError, ValueError, RecursionError) as exc:
+    except _NoReplyError as exc:
         return _bad(number, values, str(exc))
+    except ODDITIES as exc:
+        return _bad(number, values, f"no reply: {type(exc).__name__}: {exc}")
     answer = parsed.answer
     if answer is None or parsed.kind in (ReplyKind.ERROR, ReplyKind.MALFORMED, ReplyKind.PADDING_ONLY):
         return _bad(number, values, _reason(parsed), provider=_name(body.get("provider")))

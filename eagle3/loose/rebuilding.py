@@ -12,12 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from eagle3.audit.provider_rules import Evidence, audit_provider, evidence_of
 from eagle3.audit.sample_rules import audit_sample
 from eagle3.audit.subject import Subject, TokenRules
 from eagle3.errors import InputError, TokenError
 from eagle3.formats import FILE_SAMPLES, write_rows
 from eagle3.loose.families import Family, GrammarChoice
-from eagle3.loose.reading import LooseReply, read_loose_replies, storable
+from eagle3.loose.reading import ODDITIES, LooseReply, read_loose_replies, storable
+from eagle3.recipe import Audit
 from eagle3.records import AuditFinding, Completion, Exactness, JsonObject, Severity, TokenSample
 from eagle3.tokens.comparison import fit_providers
 from eagle3.tokens.profiles import AXES, ProviderProfile, fit_profile, habits_of
@@ -48,6 +50,7 @@ class _Row:
     grammar: str
     mode: str
     sample: TokenSample | None = None
+    evidence: Evidence | None = None
     findings: list[AuditFinding] = field(default_factory=list[AuditFinding])
 
     @property
@@ -153,7 +156,9 @@ def rebuild_replies(
         key = (item.reply.provider, item.reply.model, item.family.grammar.name, item.mode)
         _rebuild(item, profiles[key], rows[item.reply.line])
     ordered = [rows[reply.line] for reply in replies]
-    return FileResult(rows=[_to_row(row) for row in ordered], report=_report(ordered, profiles))
+    # What a group as a whole shows comes before the rows are written: some of it is about single lines.
+    report = _report(ordered, profiles)
+    return FileResult(rows=[_to_row(row) for row in ordered], report=report)
 
 
 def _names_differ(choice: GrammarChoice, reply: LooseReply) -> bool:
@@ -215,7 +220,7 @@ def _rebuild(item: _Placed, profile: ProviderProfile, row: _Row) -> None:
     if reply.prompt.messages:
         try:
             prompt_ids = family.renderer(item.mode).render_ids(reply.prompt.messages, reply.prompt.tools)
-        except TokenError as exc:
+        except (TokenError, *ODDITIES) as exc:
             row.findings.append(_finding(reply, "prompt-not-rendered", Severity.WARNING, str(exc)))
     else:
         row.findings.append(_finding(reply, "no-request", Severity.WARNING, "the line holds no messages to render"))
@@ -237,6 +242,8 @@ def _rebuild(item: _Placed, profile: ProviderProfile, row: _Row) -> None:
     subject = Subject(prompt=reply.prompt, completion=item.completion, sample=result.sample, rules=rules)
     # Without a prompt, its count says nothing.
     row.findings.extend(finding for finding in audit_sample(subject) if prompt_ids or finding.rule != "A08")
+    evidence = evidence_of(subject)
+    row.evidence = evidence if prompt_ids else replace(evidence, prompt_delta=None)
 
 
 def _to_row(row: _Row) -> dict[str, Any]:
@@ -275,11 +282,39 @@ def _report(rows: Sequence[_Row], profiles: Mapping[tuple[str, str, str, str], P
         ).items():
             profile = profiles.get((provider, model, grammar, mode))
             shown = profile.to_json() if profile is not None else None
-            models.append({"model": model, "grammar": grammar, "mode": mode, **_counts(group), "profile": shown})
+            judged = _judge_group(provider, group, profile)
+            models.append(
+                {
+                    "model": model,
+                    "grammar": grammar,
+                    "mode": mode,
+                    **_counts(group),
+                    "profile": shown,
+                    "group_findings": judged,
+                }
+            )
         models.sort(key=lambda entry: -int(entry["samples"]))
         # Programs that look for one profile find that of most samples; all of them stand under `models`.
-        providers[provider] = {**_counts(members), "profile": models[0]["profile"], "models": models}
+        providers[provider] = {
+            **_counts(members),
+            "profile": models[0]["profile"],
+            "group_findings": [finding for entry in models for finding in entry["group_findings"]],
+            "models": models,
+        }
     return {"lines": len(rows), **_counts(rows), "providers": providers}
+
+
+def _judge_group(provider: str, group: Sequence[_Row], profile: ProviderProfile | None) -> list[JsonObject]:
+    """Return what the answers of one group show together; what is about one line goes to its row."""
+    rows = {row.evidence.sample_id: row for row in group if row.evidence is not None}
+    evidence = [row.evidence for row in rows.values() if row.evidence is not None]
+    about_all: list[JsonObject] = []
+    for finding in audit_provider(provider, evidence, [profile] if profile is not None else [], Audit()):
+        if finding.sample_id is not None:
+            rows[finding.sample_id].findings.append(finding)
+        else:
+            about_all.append({"rule": finding.rule, "severity": finding.severity.value, "detail": finding.detail})
+    return about_all
 
 
 def _counts(rows: Sequence[_Row]) -> JsonObject:

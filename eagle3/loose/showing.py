@@ -6,7 +6,7 @@ from typing import Any, cast
 from rich.console import Group
 from rich.table import Table
 
-from eagle3.records import JsonObject
+from eagle3.records import JsonObject, Severity
 
 
 def render_report(report: JsonObject) -> Group:
@@ -26,8 +26,12 @@ def render_report(report: JsonObject) -> Group:
     findings = Table("finding", "lines", title="findings")
     for rule, count in cast("Mapping[str, int]", report["findings"]).items():
         findings.add_row(rule, str(count))
+    for provider, entry in cast("Mapping[str, JsonObject]", report["providers"]).items():
+        for finding in cast("list[JsonObject]", entry["group_findings"]):
+            if finding["severity"] in (Severity.ERROR, Severity.CRITICAL):
+                findings.add_row(f"{finding['rule']}, all of {provider}", str(finding["detail"]))
     summary = f"{report['lines']} lines, {report['samples']} rebuilt, {report['bad_lines']} could not be read"
-    return Group(table, *([findings] if report["findings"] else []), summary)
+    return Group(table, *([findings] if findings.row_count else []), summary)
 
 
 def _habits(profile: JsonObject) -> str:

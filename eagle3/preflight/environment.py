@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eagle3.artifacts import RunDirectory, Stage, read_manifest
-from eagle3.preflight.checks import Recorder, require
 from eagle3.recipe import Dataset, OpenRouter, Recipe, Simulator
+from eagle3.tokens.checklist import Recorder, require
 from eagle3.tokens.tokenizer import read_json_file
 
 EXTRAS: dict[Stage, tuple[str, ...]] = {

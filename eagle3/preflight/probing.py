@@ -8,12 +8,12 @@ from typing import Any, Protocol, cast
 
 from eagle3.errors import PausedError, ProviderError, TokenError
 from eagle3.preflight.settling import Probed, settled_axes, shortest_length, surviving
-from eagle3.preflight.template_checks import TOOL
 from eagle3.progress import Progress, ProgressEvent, no_progress
 from eagle3.providers.base import ChatRequest, Endpoint
 from eagle3.recipe import Recipe, Sampling
 from eagle3.records import Completion, JsonObject
 from eagle3.tokens.rendering import PromptRenderer
+from eagle3.tokens.template_checks import TOOL
 
 MAX_USD = Decimal("0.01")
 """Most that the probes of one endpoint cost."""

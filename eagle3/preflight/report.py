@@ -6,13 +6,15 @@ from functools import partial
 from pathlib import Path
 
 from eagle3.artifacts import OpenStage, RunDirectory, ShardRef, Stage, read_manifest
-from eagle3.preflight.checks import Check, Outcome, PreflightReport, Recorder
+from eagle3.preflight.checks import PreflightReport
 from eagle3.preflight.environment import check_environment
 from eagle3.preflight.probing import TOOL_NAME, Asker, EndpointProbes, probe_all
-from eagle3.preflight.token_checks import check_offline
 from eagle3.progress import Progress, no_progress
 from eagle3.recipe import Recipe
 from eagle3.records import JsonObject
+from eagle3.tokens.checklist import Check, Outcome, Recorder
+from eagle3.tokens.checks import check_tokens
+from eagle3.tokens.grammar import ResponseGrammar, grammar_of
 from eagle3.tokens.probed import PROBES_NAME, Settled, read_settled
 from eagle3.tokens.rendering import open_renderer
 
@@ -29,6 +31,23 @@ def run_checks(recipe: Recipe, run: RunDirectory, target: Path, stages: Sequence
     recorder = check_offline(recipe, target)
     check_environment(recipe, run, target, stages, recorder)
     return PreflightReport(checks=recorder.checks)
+
+
+def check_offline(recipe: Recipe, target: Path) -> Recorder:
+    """Make the checks P0 to P9 for a recipe and its prepared target; never raises for what they find."""
+    recorder = Recorder()
+    grammar = _load_grammar(recipe, recorder)
+    if grammar is not None:
+        check_tokens(grammar, target, [recipe.target.mode], recipe.target.template_options, recorder)
+    return recorder
+
+
+def _load_grammar(recipe: Recipe, recorder: Recorder) -> ResponseGrammar | None:
+    with recorder.check("P0", "response grammar", "Correct target.grammar, target.mode or the grammar file.") as note:
+        grammar = grammar_of(recipe)
+        note(f"{grammar.name!r} version {grammar.version}, mode {recipe.target.mode!r}")
+        return grammar
+    return None
 
 
 def require_environment(recipe: Recipe, run: RunDirectory, target: Path, stages: Sequence[Stage]) -> None:

@@ -4,14 +4,20 @@ Network trouble is a value here, not an exception: whether bytes had gone out de
 a `RawReply` that says how far the request came.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from eagle3.recipe import Sampling
 from eagle3.records import JsonObject
+
+OnAccepted: TypeAlias = Callable[[str], None]
+"""Takes the id of a generation that has begun."""
+
+GENERATION_HEADER = "x-generation-id"
+"""Names the generation in every reply of OpenRouter's; it comes before the first token is made."""
 
 PICO_USD = Decimal("1e-12")
 """Resolution of all money in a run; that of the Parquet column."""
@@ -57,7 +63,7 @@ class RawReply:
     @property
     def generation_id(self) -> str | None:
         """The provider's id of the answer, known as soon as headers are."""
-        return self.headers.get("x-generation-id")
+        return self.headers.get(GENERATION_HEADER)
 
     @property
     def cache_source_id(self) -> str | None:
@@ -74,9 +80,10 @@ class RawReply:
     @property
     def retry_after_s(self) -> float | None:
         """Seconds the server asks to wait; None when it does not say, or says it in another form."""
+        value = self.headers.get("retry-after")
         try:
-            return max(0.0, float(self.headers["retry-after"]))
-        except (KeyError, ValueError):
+            return None if value is None else max(0.0, float(value))
+        except ValueError:
             return None
 
 
@@ -182,8 +189,17 @@ class ChatProvider(Protocol):
         """Return the request body; equal arguments give equal bytes."""
         ...
 
-    async def complete(self, body: bytes, *, deadline_s: float, refresh: bool = False) -> RawReply:
-        """Send one request. `refresh` asks the response cache to forget its answer first."""
+    async def complete(
+        self, body: bytes, *, deadline_s: float, refresh: bool = False, on_accepted: OnAccepted | None = None
+    ) -> RawReply:
+        """Send one request.
+
+        Args:
+            body: As built by `build_body`.
+            deadline_s: Most seconds until the reply is whole.
+            refresh: Ask the response cache to forget its answer first.
+            on_accepted: Called as soon as headers name the generation, which may be long before the reply ends.
+        """
         ...
 
     async def find_generation(self, generation_id: str) -> GenerationRecord | None:

@@ -16,7 +16,7 @@ from eagle3.errors import (
     ProviderError,
     RetryableProviderError,
 )
-from eagle3.providers.base import RawReply, TransportFailure
+from eagle3.providers.base import GENERATION_HEADER, OnAccepted, RawReply, TransportFailure
 from eagle3.providers.classify import Verdict, classify
 from eagle3.providers.proxied import transport_for
 from eagle3.records import JsonObject
@@ -143,9 +143,15 @@ class Connection:
         return self._root.host
 
     async def post(
-        self, path: str, body: bytes, *, deadline_s: float, headers: Mapping[str, str] | None = None
+        self,
+        path: str,
+        body: bytes,
+        *,
+        deadline_s: float,
+        headers: Mapping[str, str] | None = None,
+        on_accepted: OnAccepted | None = None,
     ) -> RawReply:
-        """Send a JSON body. Only cancellation raises."""
+        """Send a JSON body; see `ChatProvider.complete`. Only cancellation raises."""
         url = self._urls.get(path)
         if url is None:
             url = self._urls[path] = self._root.join(path)
@@ -157,7 +163,7 @@ class Connection:
         request = httpx.Request(
             "POST", url, headers=sent, stream=httpx.ByteStream(body), extensions=dict(self._extensions)
         )
-        return await self._exchange(request, deadline_s)
+        return await self._exchange(request, deadline_s, on_accepted)
 
     async def get_json(
         self, path: str, params: Mapping[str, str] | None = None, *, allow_404: bool = False
@@ -195,7 +201,9 @@ class Connection:
         """Close all connections."""
         await self._client.aclose()
 
-    async def _exchange(self, request: httpx.Request, deadline_s: float) -> RawReply:
+    async def _exchange(
+        self, request: httpx.Request, deadline_s: float, on_accepted: OnAccepted | None = None
+    ) -> RawReply:
         started_s = time.perf_counter()
         status: int | None = None
         headers: dict[str, str] = {}
@@ -210,6 +218,8 @@ class Connection:
                     headers = {
                         name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers.raw
                     }
+                    if on_accepted is not None and GENERATION_HEADER in headers:
+                        on_accepted(headers[GENERATION_HEADER])
                     # Decoding costs as much as receiving, and nothing is encoded unless a server disobeys.
                     is_encoded = "content-encoding" in headers
                     plain = cast("httpx.AsyncByteStream", response.stream)

@@ -6,7 +6,15 @@ from decimal import Decimal
 
 import httpx
 
-from eagle3.providers.base import AccountUsage, ChatRequest, Endpoint, GenerationRecord, PriceCap, RawReply
+from eagle3.providers.base import (
+    AccountUsage,
+    ChatRequest,
+    Endpoint,
+    GenerationRecord,
+    OnAccepted,
+    PriceCap,
+    RawReply,
+)
 from eagle3.providers.connection import ApiKey, Connection
 from eagle3.records import JsonObject
 
@@ -87,9 +95,11 @@ class OpenAICompatibleProvider:
             body["stream_options"] = {"include_usage": True}
         return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
-    async def complete(self, body: bytes, *, deadline_s: float, refresh: bool = False) -> RawReply:
-        """Send one request; see `ChatProvider.complete`."""
-        del refresh
+    async def complete(
+        self, body: bytes, *, deadline_s: float, refresh: bool = False, on_accepted: OnAccepted | None = None
+    ) -> RawReply:
+        """Send one request; see `ChatProvider.complete`. Such servers name no generations."""
+        del refresh, on_accepted
         return await self._connection.post("chat/completions", body, deadline_s=deadline_s)
 
     async def find_generation(self, generation_id: str) -> GenerationRecord | None:

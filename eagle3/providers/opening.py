@@ -11,7 +11,6 @@ from eagle3.providers.openai_compatible import OpenAICompatibleProvider
 from eagle3.providers.openrouter import OpenRouterProvider
 from eagle3.providers.sglang import SGLangProvider
 from eagle3.recipe import OpenAICompatible, OpenRouter, Recipe, SGLang
-from eagle3.tokens.rendering import open_renderer
 
 
 @asynccontextmanager
@@ -105,6 +104,8 @@ def _grammar_name(recipe: Recipe) -> str:
 def _sglang(section: SGLang, recipe: Recipe, target: Path | None) -> SGLangProvider:
     if target is None:
         raise ConfigurationError("a provider of kind 'sglang' renders prompts itself: it needs the prepared target.")
+    from eagle3.tokens.rendering import open_renderer  # noqa: PLC0415 - templates are rendered only for this one
+
     renderer = open_renderer(recipe, target)
     grammar = renderer.grammar
     stop_ids = sorted({grammar.control[name].id for names in grammar.end.values() for name in names})

@@ -13,6 +13,7 @@ from eagle3.providers.base import (
     ChatRequest,
     Endpoint,
     GenerationRecord,
+    OnAccepted,
     PriceCap,
     RawReply,
     money,
@@ -122,10 +123,14 @@ class OpenRouterProvider:
         body["provider"] = routing
         return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
-    async def complete(self, body: bytes, *, deadline_s: float, refresh: bool = False) -> RawReply:
+    async def complete(
+        self, body: bytes, *, deadline_s: float, refresh: bool = False, on_accepted: OnAccepted | None = None
+    ) -> RawReply:
         """Send one request; see `ChatProvider.complete`."""
         headers = {"x-openrouter-cache-clear": "true"} if refresh else None
-        return await self._connection.post("chat/completions", body, deadline_s=deadline_s, headers=headers)
+        return await self._connection.post(
+            "chat/completions", body, deadline_s=deadline_s, headers=headers, on_accepted=on_accepted
+        )
 
     async def find_generation(self, generation_id: str) -> GenerationRecord | None:
         """Return what a generation cost; None while it is not listed yet."""

@@ -9,7 +9,15 @@ from decimal import Decimal
 
 import httpx
 
-from eagle3.providers.base import AccountUsage, ChatRequest, Endpoint, GenerationRecord, PriceCap, RawReply
+from eagle3.providers.base import (
+    AccountUsage,
+    ChatRequest,
+    Endpoint,
+    GenerationRecord,
+    OnAccepted,
+    PriceCap,
+    RawReply,
+)
 from eagle3.providers.connection import ApiKey, Connection
 from eagle3.records import JsonObject
 
@@ -91,9 +99,11 @@ class SGLangProvider:
         body = {"input_ids": self._render_ids(request.messages, request.tools), "sampling_params": parameters}
         return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
 
-    async def complete(self, body: bytes, *, deadline_s: float, refresh: bool = False) -> RawReply:
-        """Send one request; see `ChatProvider.complete`."""
-        del refresh
+    async def complete(
+        self, body: bytes, *, deadline_s: float, refresh: bool = False, on_accepted: OnAccepted | None = None
+    ) -> RawReply:
+        """Send one request; see `ChatProvider.complete`. Such servers name no generations."""
+        del refresh, on_accepted
         return await self._connection.post("generate", body, deadline_s=deadline_s)
 
     async def find_generation(self, generation_id: str) -> GenerationRecord | None:

@@ -6,6 +6,7 @@ a last event without choices. What the events do not hold stays absent.
 
 import json
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from typing import Any, cast
 
 from eagle3.records import JsonObject
@@ -34,7 +35,8 @@ def join_stream(text: str) -> JsonObject:
     body: JsonObject = {}
     choice: JsonObject = {}
     message: JsonObject = {}
-    calls: dict[int, JsonObject] = {}
+    calls: list[tuple[int, JsonObject]] = []
+    slots: dict[int, JsonObject] = {}
     for event in _events(text):
         body.update({key: value for key, value in event.items() if key != "choices" and value is not None})
         for entry in _objects(event.get("choices"))[:1]:
@@ -47,19 +49,24 @@ def join_stream(text: str) -> JsonObject:
                 message.setdefault("reasoning_details", []).extend(details)
             for position, call in enumerate(_objects(delta.get("tool_calls"))):
                 index = call.get("index")
-                _add_call(calls.setdefault(index if isinstance(index, int) else position, {}), call)
+                slot = index if isinstance(index, int) else position
+                # Some servers give every call the index 0; another id is another call.
+                if slot not in slots or call.get("id") not in (None, "", slots[slot].get("id")):
+                    slots[slot] = {}
+                    calls.append((slot, slots[slot]))
+                _add_call(slots[slot], call)
             for key in _IDS:
-                if entry.get(key):
+                if isinstance(entry.get(key), list):
                     choice.setdefault(key, []).extend(entry[key])
             if _objects(_object(entry.get("logprobs")).get("content")):
                 logprobs = choice.setdefault("logprobs", {"content": []})
                 logprobs["content"].extend(entry["logprobs"]["content"])
             kept = ("finish_reason", "native_finish_reason", "error", "prompt_token_ids")
             choice.update({key: entry[key] for key in kept if entry.get(key) is not None})
-    if not body:
+    if not (body or choice or message or calls):
         raise ValueError("no event holds a JSON object")
     if calls:
-        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+        message["tool_calls"] = [call for _, call in sorted(calls, key=itemgetter(0))]
     if message or choice:
         body["choices"] = [{**choice, "message": message}]
     return body
@@ -82,8 +89,9 @@ def _add_call(call: JsonObject, part: Mapping[str, Any]) -> None:
         call["id"] = part["id"]
     function = call.setdefault("function", {"name": "", "arguments": ""})
     given = _object(part.get("function"))
-    function["name"] += given.get("name") or ""
-    function["arguments"] += given.get("arguments") or ""
+    for key in ("name", "arguments"):
+        if isinstance(given.get(key), str):
+            function[key] += given[key]
 
 
 def _object(value: object) -> JsonObject:

@@ -198,7 +198,8 @@ def parse_reply(body: bytes) -> ParsedReply:  # noqa: PLR0911 - one return per k
     failed = choice.error if choice.error is not None else reply.error
     if failed is not None or choice.finish_reason == "error":
         return ParsedReply(kind=ReplyKind.CHOICE_ERROR, answer=answer, error=_error_body(failed))
-    if any(detail.type not in _WHOLE_REASONING for detail in choice.message.reasoning_details or ()):
+    details = choice.message.reasoning_details
+    if details and any(detail.type not in _WHOLE_REASONING for detail in details):
         return ParsedReply(
             kind=ReplyKind.PARTIAL_REASONING, answer=answer, detail="reasoning is summarised or encrypted"
         )
@@ -258,6 +259,7 @@ def _answer(reply: _Reply, choice: _Choice) -> Answer:
     if reasoning is None and message.reasoning_details:
         texts = [detail.text for detail in message.reasoning_details if detail.text is not None]
         reasoning = "".join(texts) if texts else None
+    calls = message.tool_calls
     meta = choice.meta_info or {}
     completion_ids = choice.token_ids or choice.response_token_ids or meta.get("output_token_ids")
     prompt_ids = reply.prompt_token_ids or choice.prompt_token_ids or meta.get("prompt_token_ids")
@@ -267,18 +269,19 @@ def _answer(reply: _Reply, choice: _Choice) -> Answer:
         provider=reply.provider,
         reasoning=reasoning,
         content=message.content,
-        tool_calls=tuple(
-            ToolCall(id=call.id or "", name=call.function.name, arguments=call.function.arguments or "")
-            for call in message.tool_calls or ()
-        ),
+        tool_calls=tuple(map(_tool_call, calls)) if calls else (),
         finish_reason=choice.finish_reason,
         native_finish_reason=choice.native_finish_reason,
         usage=_usage(reply.usage),
         cost_usd=_cost(reply.usage),
         prompt_token_ids=tuple(prompt_ids) if prompt_ids else None,
         completion_token_ids=tuple(completion_ids) if completion_ids else None,
-        token_bytes=_token_bytes(choice.logprobs),
+        token_bytes=_token_bytes(choice.logprobs) if choice.logprobs is not None else None,
     )
+
+
+def _tool_call(call: _ToolCall) -> ToolCall:
+    return ToolCall(id=call.id or "", name=call.function.name, arguments=call.function.arguments or "")
 
 
 def _token_bytes(logprobs: Any) -> tuple[bytes, ...] | None:

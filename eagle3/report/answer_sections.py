@@ -14,7 +14,7 @@ from eagle3.records import Exactness
 from eagle3.report import svg
 from eagle3.report.markup import charts, note, section, table
 from eagle3.report.reading import RunView, as_mapping, integer, number
-from eagle3.report.rendering import usd
+from eagle3.report.rendering import held_text, usd
 from eagle3.report.status import RunStatus
 from eagle3.report.summary import exactness_counts, provider_shares
 
@@ -73,7 +73,7 @@ def spend_section(view: RunView, status: RunStatus) -> str:
         sentence = f"No progress was logged; spent {usd(status.spend.spent_usd)}." if status.spend.spent_usd else ""
         return section("spend", "Spend and requests in flight", note(sentence) if sentence else "", facts)
     sentence = (
-        f"Spent {usd(status.spend.spent_usd)} of {usd(status.spend.budget_usd)}; held {usd(status.spend.held_usd)}; "
+        f"Spent {usd(status.spend.spent_usd)} of {usd(status.spend.budget_usd)}; {held_text(status.spend)}; "
         f"at worst {usd(status.spend.planned_worst_usd)} was planned. Time without a running process is left out."
     )
     pictures = charts(

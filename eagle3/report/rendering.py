@@ -59,9 +59,19 @@ def shard_text(row: StageRow) -> str:
 def _spend_line(spend: Spend) -> str:
     note = " (as last reported; the journal may hold more)" if spend.source == "progress log" else ""
     return (
-        f"spent {usd(spend.spent_usd)} of {usd(spend.budget_usd)} budget, held {usd(spend.held_usd)}, "
+        f"spent {usd(spend.spent_usd)} of {usd(spend.budget_usd)} budget, {held_text(spend)}, "
         f"planned {usd(spend.planned_expected_usd)} (at worst {usd(spend.planned_worst_usd)}){note}"
     )
+
+
+def held_text(spend: Spend) -> str:
+    """Return what is in doubt, and the most that the bill can be because of it."""
+    held_usd = dollars(spend.held_usd)
+    text = f"held {usd(held_usd)}"
+    if not held_usd:
+        return text
+    text += f" (the bill is at most {usd((dollars(spend.spent_usd) or 0) + held_usd)}"
+    return f"{text}; 'eagle3 generate' compares it with the account)" if spend.source == "manifest" else f"{text})"
 
 
 def render_summary(summary: Mapping[str, Any]) -> RenderableType:
@@ -92,7 +102,8 @@ def summary_lines(summary: Mapping[str, Any]) -> Mapping[str, str]:
         "audit": f"{summary.get('audit_verdict') or '-'} (kept {_count(at(summary, 'audit', 'kept'))}, "
         f"dropped {_count(at(summary, 'audit', 'dropped'))})",
         "dollars": f"spent {usd(summary.get('spent_usd'))}, planned {usd(planned.get('expected'))} "
-        f"(at worst {usd(planned.get('worst'))}), budget {usd(summary.get('budget_usd'))}",
+        f"(at worst {usd(planned.get('worst'))}), budget {usd(summary.get('budget_usd'))}"
+        + (f", held {usd(held)} for lost requests" if (held := dollars(summary.get("held_usd"))) else ""),
         "providers": ", ".join(
             f"{name} {share:.0%}" for name, entry in providers.items() if (share := number(at(entry, "sample_share")))
         )

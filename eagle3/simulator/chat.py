@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from eagle3.simulator import bodies
 from eagle3.simulator.account import ZERO
 from eagle3.simulator.answers import Answer, Answers, AnswerTooLongError
+from eagle3.simulator.capacity import Capacities
 from eagle3.simulator.exchange import Exchange, Order
 from eagle3.simulator.faults import choose_fault, latency_s
 from eagle3.simulator.request import ChatRequest, RefusedError, parse_request, refused
@@ -42,6 +43,7 @@ class ChatService:
         self._clock = clock
         self._live = live
         self._in_flight: dict[str, int] = {}
+        self._capacities = Capacities(scenario.time_scale, self._in_flight)
         self._num_accepted: dict[str, int] = {}
 
     def handle(self, key: str, headers: Mapping[str, str], body: bytes, reply: Reply) -> None:
@@ -61,6 +63,12 @@ class ChatService:
             self._refuse(exc, generation_id, reply)
 
     def _refuse(self, refusal: RefusedError, generation_id: str, reply: Reply) -> None:
+        if refusal.after_s > 0:
+            self._clock.later(refusal.after_s, lambda: self._send_refusal(refusal, generation_id, reply))
+        else:
+            self._send_refusal(refusal, generation_id, reply)
+
+    def _send_refusal(self, refusal: RefusedError, generation_id: str, reply: Reply) -> None:
         self._state.counters.statuses[refusal.status] += 1
         self._state.counters.leave()
         reply.send(refusal.status, bodies.encode(refusal.body), {"X-Generation-Id": generation_id})
@@ -187,13 +195,15 @@ class ChatService:
     def _with_capacity(self, request: ChatRequest, providers: tuple[Provider, ...]) -> Provider:
         preferences: Any = request.fields.get("provider") or {}
         candidates = providers if preferences.get("allow_fallbacks", True) else providers[:1]
+        now_s = self._clock.now_s()
         for provider in candidates:
-            if provider.capacity is None or self._in_flight.get(provider.tag, 0) < provider.capacity:
+            if self._capacities.admits(provider, now_s):
                 return provider
         raise refused(
             429,
             "Provider returned error",
             "rate_limit_exceeded",
+            after_s=max(provider.refusal_s for provider in candidates) * self._scenario.time_scale,
             code="capacity_exhausted",
             retryable=True,
             affected_providers=[provider.name for provider in candidates],

@@ -19,17 +19,18 @@ MAX_CACHE_TTL_S = 86_400
 class RefusedError(Exception):
     """The request ends here with an error reply."""
 
-    def __init__(self, status: int, body: Json) -> None:
-        """Refuse with an HTTP status and a complete error body."""
+    def __init__(self, status: int, body: Json, after_s: float = 0.0) -> None:
+        """Refuse with an HTTP status and a complete error body, `after_s` from now."""
         super().__init__(status)
         self.status = status
         self.body = body
+        self.after_s = after_s
 
 
-def refused(status: int, message: str, error_type: str, **availability: Any) -> RefusedError:
-    """A refusal in OpenRouter's shape; keywords become `error.availability`."""
+def refused(status: int, message: str, error_type: str, *, after_s: float = 0.0, **availability: Any) -> RefusedError:
+    """A refusal in OpenRouter's shape, to be sent after `after_s`; further keywords become `error.availability`."""
     body = bodies.error(status, message, error_type=error_type, availability=availability or None)
-    return RefusedError(status, body)
+    return RefusedError(status, body, after_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ immutable once loaded, and every random choice derives from its `seed` and the r
 """
 
 import hashlib
+import itertools
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
@@ -121,6 +122,24 @@ class Latency(_Section):
     per_token_s: float = Field(default=0.0, ge=0)
 
 
+class CapacityStep(_Section):
+    """A change of a provider's capacity, for all of its endpoint's requests at once."""
+
+    after_s: float = Field(gt=0)
+    """Seconds since the simulator's first chat request, before `time_scale`."""
+    max_in_flight: int | None = Field(ge=1)
+    """Capacity from then on; null lifts the limit. What is in flight above a lower one is finished."""
+
+
+class Rate(_Section):
+    """A token bucket: requests per second, whatever their length."""
+
+    per_s: float = Field(gt=0)
+    """Requests it accepts per second, before `time_scale`; refused ones do not count."""
+    burst: int = Field(ge=1)
+    """Requests it accepts at once after a quiet time."""
+
+
 class Change(_Section):
     """What a provider does differently from some answer on. Null leaves a habit as it was."""
 
@@ -153,7 +172,13 @@ class Provider(_Section):
     """0 is healthy; anything else is never routed to."""
     latency: Latency = Latency()
     capacity: int | None = Field(default=None, ge=1)
-    """Requests in flight it accepts; more are passed on to another endpoint or refused with 429."""
+    """Requests in flight it accepts; more are passed on to another endpoint or refused with 429. Null: any number."""
+    capacity_steps: tuple[CapacityStep, ...] = ()
+    """How `capacity` changes in the course of time."""
+    rate: Rate | None = None
+    """Requests per second it accepts; more are passed on or refused as above. Null: any number."""
+    refusal_s: float = Field(default=0.0, ge=0)
+    """Seconds until such a refusal is sent, before `time_scale`; of several endpoints the slowest counts."""
     space_around_control_tokens: bool = False
     """Text gains one U+0020 on each side that touches a control token, as a slow tokenizer's decode does."""
     tool_arguments: Literal["verbatim", "compact", "spaced"] = "verbatim"
@@ -170,6 +195,22 @@ class Provider(_Section):
     def base_slug(self) -> str:
         """The slug that names all endpoints of this provider."""
         return self.tag.split("/", 1)[0]
+
+    @model_validator(mode="after")
+    def _steps_are_in_order(self) -> Self:
+        times = [step.after_s for step in self.capacity_steps]
+        if any(later <= earlier for earlier, later in itertools.pairwise(times)):
+            raise ValueError(f"`capacity_steps` of {self.name!r} must be in rising order of `after_s`, got {times}")
+        return self
+
+    def capacity_at(self, scenario_s: float) -> int | None:
+        """Requests in flight it accepts so many seconds after the first one; null for any number."""
+        capacity = self.capacity
+        for step in self.capacity_steps:
+            if scenario_s < step.after_s:
+                break
+            capacity = step.max_in_flight
+        return capacity
 
     def after(self, num_answers: int) -> "Provider":
         """This provider as it is once it has accepted so many requests."""

@@ -5,13 +5,14 @@ other and both against the model's own files. Everything about a family that cod
 writing a file (docs/grammars.md).
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from eagle3.errors import GrammarError
 from eagle3.recipe import Recipe
@@ -109,8 +110,20 @@ class ToolGrammar(_Model):
     """Between two calls."""
     after: tuple[Part, ...] = ()
     """After the last call."""
+    call_id: str | None = None
+    """Regular expression of the ids the model writes, where `{id}` is part of a call. A server that puts ids of its own
+    in their place leaves the model's unknown; such answers are dropped."""
     implicit_close: bool = False
     """Whether a call section may end the reasoning without the close token."""
+
+    @field_validator("call_id")
+    @classmethod
+    def _is_pattern(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as exc:
+            raise ValueError(f"not a regular expression: {exc}") from None
+        return pattern
 
 
 class Mode(_Model):

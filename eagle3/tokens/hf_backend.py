@@ -14,7 +14,7 @@ import tokenizers
 from eagle3.errors import TokenizerError
 from eagle3.records import canonical_json, sha256_text
 from eagle3.tokens.grammar import ResponseGrammar
-from eagle3.tokens.tokenizer import find_control_id, read_vocabulary_file
+from eagle3.tokens.tokenizer import find_control_id, ordinary_decoder, read_vocabulary_file
 
 
 class HfTokenizer:
@@ -57,6 +57,9 @@ class HfTokenizer:
         self._bytes |= {token_id: text.encode() for text, token_id in added}
         self._ids: dict[bytes, int] = {}
         self._vocab_size = max(self._bytes) + 1
+        control = set(self._literals.values())
+        ordinary = {token_id: piece for token_id, piece in self._bytes.items() if token_id not in control}
+        self._decode_ordinary = ordinary_decoder([ordinary.get(token_id) for token_id in range(self._vocab_size)])
         self._digest = sha256_text(canonical_json(["hf", digest]))
 
     @property
@@ -87,6 +90,10 @@ class HfTokenizer:
             return b"".join([self._bytes[token_id] for token_id in ids])
         except KeyError as exc:
             raise TokenizerError(f"id {exc} is not in the vocabulary of {self._vocab_size} ids.") from exc
+
+    def decode_ordinary(self, ids: Sequence[int]) -> bytes:
+        """Return the bytes that ordinary ids stand for; added tokens are refused."""
+        return self._decode_ordinary(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text that ids stand for; bytes that are no UTF-8 become U+FFFD."""

@@ -214,16 +214,33 @@ def _raw_section(completion: Completion, grammar: ResponseGrammar) -> RawSection
     return find_raw_section(completion.content, grammar, is_cut=completion.finish_reason not in grammar.end)
 
 
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What of an answer may be on a bill; habits say what is."""
+
+    num_ids: int
+    num_closes: int
+    has_end: bool
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece], grammar: ResponseGrammar, mode_name: str) -> "Bill":
+        """Count what a layout holds."""
+        close = grammar.mode(mode_name).close
+        return cls(
+            num_ids=sum([len(piece.ids) for piece in pieces]),
+            num_closes=sum([piece.token is not None and piece.token == close for piece in pieces]),
+            has_end=bool(pieces) and any(pieces[-1].token in names for names in grammar.end.values()),
+        )
+
+    def count(self, habits: Habits) -> int:
+        """Return how many completion tokens a provider of these habits bills."""
+        unbilled_closes = 0 if habits.close_billed else self.num_closes
+        return self.num_ids - unbilled_closes - (self.has_end and not habits.end_billed)
+
+
 def billed_count(pieces: Sequence[Piece], grammar: ResponseGrammar, mode_name: str, habits: Habits) -> int:
     """Return how many completion tokens a provider of these habits bills for these pieces."""
-    close = grammar.mode(mode_name).close
-    end_tokens = {name for names in grammar.end.values() for name in names}
-    total = sum(len(piece.ids) for piece in pieces)
-    if not habits.close_billed:
-        total -= sum(1 for piece in pieces if piece.token is not None and piece.token == close)
-    if not habits.end_billed and pieces and pieces[-1].token in end_tokens:
-        total -= 1
-    return total
+    return Bill.of(pieces, grammar, mode_name).count(habits)
 
 
 def respace(arguments: str, style: ArgumentStyle) -> str:
@@ -235,7 +252,7 @@ def respace(arguments: str, style: ArgumentStyle) -> str:
         return arguments
     try:
         json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
     gap = SPACE if style == "spaced" else ""
     result: list[str] = []

@@ -5,13 +5,14 @@ Pure: no file, no clock, no network, so that a new grammar or profile re-derives
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
+from itertools import groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 from eagle3.errors import TokenError
 from eagle3.records import AuditFinding, Completion, Exactness, Segment, SegmentKind, Severity, TokenSample
 from eagle3.tokens.grammar import ResponseGrammar
-from eagle3.tokens.layout import Close, Habits, Piece, Shape, billed_count, lay_out, shapes_of, text_keys
+from eagle3.tokens.layout import Bill, Close, Habits, Piece, Shape, billed_count, lay_out, shapes_of, text_keys
 from eagle3.tokens.logprobs import respelled
 from eagle3.tokens.profiles import AXES, BILLING_AXES, CachedEncoder, ProviderProfile
 from eagle3.tokens.tokenizer import Tokenizer
@@ -35,11 +36,18 @@ class Reconstruction:
 
 
 @dataclass(frozen=True, slots=True)
-class _Variant:
+class _Spelling:
+    pieces: tuple[Piece, ...]
+    ids: tuple[int, ...]
+    bill: Bill
+
+
+class _Variant(NamedTuple):
     habits: Habits
     shape: Shape
     pieces: tuple[Piece, ...]
     ids: tuple[int, ...]
+    """One object for all spellings of one answer with the same ids."""
     delta: int
 
 
@@ -124,33 +132,46 @@ def _choose(
 ) -> tuple[_Variant, list[_Variant], Exactness]:
     """Return the variant to take, the others that fit as well, and the grade."""
     encode = CachedEncoder(tokenizer)
-    known: dict[object, tuple[tuple[Piece, ...], tuple[int, ...]]] = {}
+    keys = [(number, shape, text_keys(completion, shape)) for number, shape in enumerate(shapes)]
+    known: dict[object, _Spelling] = {}
+    by_ids: list[_Spelling] = []
 
-    keys = [(shape, text_keys(completion, shape)) for shape in shapes]
+    def spelled(habits: Habits, shape: Shape) -> _Spelling:
+        pieces = tuple(lay_out(completion, grammar, mode, habits, shape, encode))
+        ids = _ids(pieces)
+        # Two spellings of the same ids are one, so that variants are compared by identity.
+        same = next((other for other in by_ids if other.ids == ids), None)
+        made = _Spelling(pieces, same.ids if same is not None else ids, Bill.of(pieces, grammar, mode))
+        if same is None:
+            by_ids.append(made)
+        return made
 
-    def variants(habits: Iterable[Habits]) -> Iterator[_Variant]:
+    def variants(habits: Iterable[Habits]) -> list[_Variant]:
+        found: list[_Variant] = []
         for entry in habits:
-            for shape, key_of in keys:
-                key = key_of(entry), shape
-                if key not in known:
+            for number, shape, key_of in keys:
+                key = number, key_of(entry)
+                spelling = known.get(key)
+                if spelling is None:
                     if len(known) >= MAX_VARIANTS:
                         continue
-                    pieces = tuple(lay_out(completion, grammar, mode, entry, shape, encode))
-                    known[key] = pieces, _ids(pieces)
-                pieces, ids = known[key]
-                delta = billed_count(pieces, grammar, mode, entry) - completion.usage.completion_tokens
-                yield _Variant(entry, shape, pieces, ids, delta)
+                    spelling = known[key] = spelled(entry, shape)
+                delta = spelling.bill.count(entry) - billed
+                found.append(_Variant(entry, shape, spelling.pieces, spelling.ids, delta))
+        return found
 
+    billed = completion.usage.completion_tokens
     open_habits = [profile.habits, *profile.rivals]
-    best, *_ = variants([profile.habits])
-    if completion.usage.completion_tokens <= 0:
+    best = variants([profile.habits])[0]
+    if billed <= 0:
         return best, [], Exactness.UNVERIFIED
     if best.delta == 0:
-        everything = list(variants(open_habits))
-        rivals = _distinct([variant for variant in everything if variant.delta == 0], known=best)
+        # Most answers have one spelling whatever is open, and then nothing is left to compare.
+        others = [variant for variant in variants(open_habits) if variant.ids is not best.ids]
+        rivals = _distinct([variant for variant in others if variant.delta == 0], known=best)
         if rivals:
             return best, rivals, Exactness.COUNT_AMBIGUOUS
-        needs_no_axis = all(variant.ids == best.ids for variant in everything if variant.shape == best.shape)
+        needs_no_axis = all(variant.shape is not best.shape for variant in others)
         if needs_no_axis and profile.billing_is_identified:
             return best, [], Exactness.COUNT_VERIFIED
         return best, [], Exactness.COUNT_REPAIRED
@@ -162,7 +183,9 @@ def _choose(
     hits = [variant for variant in variants(search) if variant.delta == 0]
     if not hits:
         return best, [], Exactness.MISMATCH
-    rivals = _distinct(hits[1:], known=hits[0])
+    # What a rival habit explains as well makes it ambiguous all the same.
+    fitting = [variant for variant in variants(open_habits) if variant.delta == 0]
+    rivals = _distinct([*hits[1:], *fitting], known=hits[0])
     return hits[0], rivals, Exactness.COUNT_AMBIGUOUS if rivals else Exactness.COUNT_REPAIRED
 
 
@@ -223,14 +246,18 @@ def _from_logprobs(
     for habits in (profile.habits, *profile.rivals):
         for shape in shapes:
             laid = lay_out(completion, grammar, mode, habits, shape, tokenizer.encode_ordinary)
-            pieces = respelled(laid, completion.token_bytes or (), tokenizer)
-            if pieces is None:
+            spelled = respelled(laid, completion.token_bytes or (), tokenizer)
+            if spelled is None:
                 continue
-            delta = billed_count(pieces, grammar, mode, habits) - billed if billed > 0 else None
+            delta = billed_count(spelled.pieces, grammar, mode, habits) - billed if billed > 0 else None
             if not delta:
-                exactness = Exactness.EXACT_LOGPROBS
-                sample = _sample(completion, prompt_ids, pieces, frozenset(), exactness, delta=delta)
-                return Reconstruction(sample=sample, alternatives=0)
+                exactness, findings = Exactness.EXACT_LOGPROBS, ()
+                if spelled.num_encoded:
+                    exactness = Exactness.UNVERIFIED if delta is None else Exactness.COUNT_REPAIRED
+                    detail = f"{spelled.num_encoded} tokens came without bytes of their own and were encoded anew"
+                    findings = (_finding(completion, "logprobs", Severity.INFO, detail),)
+                sample = _sample(completion, prompt_ids, spelled.pieces, frozenset(), exactness, delta=delta)
+                return Reconstruction(sample=sample, alternatives=0, findings=findings)
     return None
 
 
@@ -338,14 +365,17 @@ def _sample(
     segments: list[Segment] = []
     start = 0
     for kind, group in groupby(runs, key=itemgetter(0)):
-        stop = start + sum(length for _, length in group)
+        stop = start + sum([length for _, length in group])
         if stop > start:
             segments.append(Segment(kind=kind, start=start, stop=stop))
         start = stop
+    input_ids = list(prompt_ids)
+    for piece in pieces:
+        input_ids += piece.ids
     return TokenSample(
         sample_id=completion.sample_id,
         dataset=completion.dataset,
-        input_ids=(*prompt_ids, *_ids(pieces)),
+        input_ids=tuple(input_ids),
         num_prompt_tokens=len(prompt_ids),
         segments=tuple(segments),
         exactness=exactness,
@@ -376,14 +406,17 @@ def _describe(variant: _Variant) -> str:
 
 
 def _distinct(variants: Sequence[_Variant], *, known: _Variant) -> list[_Variant]:
-    """Return one variant per id sequence, without that of `known`."""
-    found = {variant.ids: variant for variant in reversed(variants)}
-    found.pop(known.ids, None)
+    """Return one variant per id sequence, without that of `known`; all of one answer."""
+    found = {id(variant.ids): variant for variant in reversed(variants)}
+    found.pop(id(known.ids), None)
     return list(found.values())
 
 
 def _ids(pieces: Sequence[Piece]) -> tuple[int, ...]:
-    return tuple(chain.from_iterable(piece.ids for piece in pieces))
+    joined: list[int] = []
+    for piece in pieces:
+        joined += piece.ids
+    return tuple(joined)
 
 
 def _differences(first: Sequence[int], second: Sequence[int]) -> Iterator[int]:

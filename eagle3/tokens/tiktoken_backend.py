@@ -6,6 +6,7 @@ at the file again; this one reads the file it is given, every time.
 
 import base64
 import binascii
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +16,7 @@ import tiktoken
 from eagle3.errors import TokenizerError
 from eagle3.records import canonical_json, sha256_text
 from eagle3.tokens.grammar import ResponseGrammar
-from eagle3.tokens.tokenizer import find_control_id, read_json_file, read_vocabulary_file
+from eagle3.tokens.tokenizer import find_control_id, ordinary_decoder, read_json_file, read_vocabulary_file
 
 
 class TiktokenTokenizer:
@@ -41,7 +42,10 @@ class TiktokenTokenizer:
         self._names = {name: token.id for name, token in grammar.control.items()}
         self._max_chunk = kind.max_chunk_chars
         self._max_run = kind.max_run_chars
+        limits = [limit for limit in (kind.max_chunk_chars, kind.max_run_chars) if limit is not None]
+        self._max_uncut = min(limits, default=sys.maxsize)
         self._vocab_size = len(ranks) + len(self._literals)
+        self._decode_ordinary = ordinary_decoder([*ranks, *[None] * len(self._literals)])
         cuts = [self._max_chunk, self._max_run]
         self._digest = sha256_text(canonical_json(["tiktoken", digest, pattern, cuts, self._literals]))
 
@@ -62,9 +66,11 @@ class TiktokenTokenizer:
 
     def encode_ordinary(self, text: str) -> list[int]:
         """Encode text without control tokens, cut where the model's own tokenizer cuts."""
-        ids: list[int] = []
         try:
             text.encode()  # tiktoken itself would silently replace lone surrogates
+            if len(text) <= self._max_uncut:
+                return self._encoding.encode(text, disallowed_special=())
+            ids: list[int] = []
             for piece in cut_text(text, self._max_chunk, self._max_run):
                 ids.extend(self._encoding.encode(piece, disallowed_special=()))
         except (ValueError, UnicodeEncodeError) as exc:
@@ -77,6 +83,10 @@ class TiktokenTokenizer:
             return self._encoding.decode_bytes(list(ids))
         except (KeyError, OverflowError) as exc:
             raise TokenizerError(f"id {exc} is not in the vocabulary of {self._vocab_size} ids.") from exc
+
+    def decode_ordinary(self, ids: Sequence[int]) -> bytes:
+        """Return the bytes that ordinary ids stand for; control ids are refused."""
+        return self._decode_ordinary(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text that ids stand for; bytes that are no UTF-8 become U+FFFD."""

@@ -5,7 +5,8 @@ A tokenizer here never reads a control token out of text: ordinary text gives or
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -44,6 +45,14 @@ class Tokenizer(Protocol):
 
         Raises:
             TokenizerError: An id is not in the vocabulary.
+        """
+        ...
+
+    def decode_ordinary(self, ids: Sequence[int]) -> bytes:
+        """Return the bytes that ordinary ids stand for; several times as fast as `decode_bytes`.
+
+        Raises:
+            TokenizerError: One is a control id or not in the vocabulary.
         """
         ...
 
@@ -230,6 +239,28 @@ def read_vocabulary_file(directory: Path, grammar: ResponseGrammar) -> tuple[byt
             f"{[pin[:12] + '…' for pin in accepted][:5]}: it is another vocabulary or it is damaged."
         )
     return data, digest
+
+
+def ordinary_decoder(pieces: Sequence[bytes | None]) -> Callable[[Sequence[int]], bytes]:
+    """Return `Tokenizer.decode_ordinary` for a table of bytes by id; shared by the backends.
+
+    Args:
+        pieces: Bytes of each id in order; None for control ids and unused ones.
+    """
+
+    def decode(ids: Sequence[int]) -> bytes:
+        if not ids:
+            return b""
+        try:
+            found = itemgetter(*ids)(pieces) if len(ids) > 1 else (pieces[ids[0]],)
+            if min(ids) >= 0:  # a negative one would count from the end of the table
+                return b"".join(cast("Sequence[bytes]", found))
+        except (IndexError, TypeError):
+            pass
+        wrong = next(each for each in ids if not 0 <= each < len(pieces) or pieces[each] is None)
+        raise TokenizerError(f"id {wrong} is no ordinary token of the vocabulary of {len(pieces)} ids.")
+
+    return decode
 
 
 def find_control_id(names: Mapping[str, int], literals: Mapping[str, int], name: str) -> int:

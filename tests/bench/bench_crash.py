@@ -51,7 +51,8 @@ def _provider(*, cache: bool) -> dict[str, Any]:
 
 
 def _killed(root: Path, kills: int, prompts: int, in_flight: int, *, cache: bool) -> dict[str, Any]:
-    crash.build(root, prompts // 2, _scenario(faults=True), in_flight=in_flight, provider=_provider(cache=cache))
+    settings = {"in_flight": in_flight, "max_queue_s": 60, "provider": _provider(cache=cache)}
+    crash.build(root, prompts // 2, _scenario(faults=True), **settings)
     rng = random.Random(29)
     at_kill: list[int] = []
     with crash.server(root) as process:

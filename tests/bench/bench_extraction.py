@@ -15,7 +15,7 @@ from pathlib import Path
 
 from eagle3.hidden_states.backend import plan_batches
 from eagle3.hidden_states.contract import CaptureContract, checked_layer_ids
-from eagle3.hidden_states.driver import read_target_shape
+from eagle3.hidden_states.reading import read_target_shape
 from eagle3.hidden_states.store import HiddenStateStore
 from eagle3.hidden_states.transformers_backend import TransformersBackend
 

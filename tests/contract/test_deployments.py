@@ -1,5 +1,8 @@
 """What people deploy: prefect.yaml, the run form, the compose file, and the checks of a server before it is used."""
 
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -7,20 +10,21 @@ from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import httpx
 import pytest
 import yaml
+from prefect.events.schemas.automations import AutomationCore
 
-from deployments.automations import _resolved
+from deployments.automations import _comparable, _resolved
 from deployments.register import changed_fields
 from deployments.report_server import ReportHandler
 from deployments.server import POOLS, check_server
 from deployments.settings import client_settings, server_settings
 from eagle3.artifacts import Stage
 from eagle3.errors import BudgetReachedError, ConfigurationError, CredentialsError, CreditsExhaustedError
-from eagle3.file_system import check_file_system
 from eagle3.stages import ORDER
 from flows.form import RedoName, StageName
 from flows.pauses import _name_of
@@ -36,8 +40,8 @@ COMPOSE: dict[str, Any] = yaml.safe_load((PROJECT / "docker" / "compose.yaml").r
 def test_every_deployment_is_there_in_a_pool_that_has_a_worker() -> None:
     found = {entry["name"]: entry["work_pool"]["name"] for entry in PREFECT_YAML["deployments"]}
     assert set(found) == {
-        "pipeline", "prepare", "generate", "reconstruct-audit", "corpus", "extract", "train", "evaluate-export",
-        "credits-watch", "janitor",
+        "pipeline", "prepare", "generate", "reconstruct-audit", "corpus", "extract", "extract-group", "train",
+        "evaluate-export", "credits-watch", "janitor",
     }  # fmt: skip
     assert set(found.values()) == {name for name, _ in POOLS}
 
@@ -76,6 +80,18 @@ def test_notifications_need_a_block_and_are_left_out_without_one() -> None:
     document = yaml.safe_load((PROJECT / "deployments" / "automations.yaml").read_text())
     kept = {entry["name"]: _resolved(entry, None) is not None for entry in document["automations"]}
     assert kept == {"eagle3 zombie": True, "eagle3 notify": False}
+
+
+def test_an_automation_is_the_same_however_the_server_orders_its_events() -> None:
+    document = yaml.safe_load((PROJECT / "deployments" / "automations.yaml").read_text())
+    entry = next(entry for entry in document["automations"] if len(entry["trigger"]["expect"]) > 4)
+    block: Any = SimpleNamespace(id="6e1b7e5e-6ad5-4a0c-9bb9-0d9b0b0c8d10")
+    automation = AutomationCore.model_validate(_resolved(entry, block))
+    compared = _comparable(automation)
+    assert compared["trigger"]["expect"] == sorted(entry["trigger"]["expect"])
+    trigger: Any = automation.trigger
+    trigger.expect = set(list(trigger.expect)[1:])
+    assert _comparable(automation) != compared
 
 
 def test_what_changed_is_told_field_by_field() -> None:
@@ -118,6 +134,43 @@ def test_compose_binds_loopback_only_and_serves_every_pool() -> None:
     assert {name for name in named if not name.startswith("$")} == set(COMPOSE["volumes"])
     for service in services.values():
         assert set(service.get("depends_on", {})) <= set(services)
+
+
+def validate_compose(path: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_compose_keeps_the_schema_of_the_compose_specification() -> None:
+    done = validate_compose(PROJECT / "docker" / "compose.yaml")
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_schema_notices_a_wrong_key(tmp_path: Path) -> None:
+    text = (PROJECT / "docker" / "compose.yaml").read_text()
+    wrong = tmp_path / "compose.yaml"
+    wrong.write_text(text.replace("restart: unless-stopped", "restarts: unless-stopped", 1))
+    done = validate_compose(wrong)
+    assert done.returncode == 1
+    assert "restarts" in done.stdout
+
+
+def test_compose_names_every_variable_it_needs() -> None:
+    text = (PROJECT / "docker" / "compose.yaml").read_text()
+    needed = set(re.findall(r"\$\{(\w+):\?", text))
+    plain = set(re.findall(r"\$\{(\w+)\}", text))
+    assert plain <= needed, "a variable without default and without a message stops compose or is empty"
+    assert needed == {"PREFECT_AUTH", "ENCRYPTION_KEY", "POSTGRES_PASSWORD"}
+
+
+def test_images_are_built_from_the_constraints() -> None:
+    lines = (PROJECT / "docker" / "worker.Dockerfile").read_text().splitlines()
+    installs = [line for line in lines if "pip install" in line]
+    assert installs
+    assert all("-c constraints.txt" in line or "--no-deps -r" in line for line in installs)
+    copied = {name for line in lines if line.startswith("COPY") for name in line.split()[1:-1]}
+    assert all((PROJECT / name).exists() for name in copied)
+    assert {"eagle3", "tasks", "flows", "deployments", "prefect.yaml", "constraints.txt"} <= copied
 
 
 @contextmanager
@@ -210,8 +263,3 @@ def test_spend_tables_end_with_the_total_and_name_plan_and_budget() -> None:
     assert [row["provider"] for row in rows] == ["A", "B", "all"]
     assert sum(Decimal(row["USD"]) for row in rows[:-1]) == Decimal(rows[-1]["USD"])
     assert "planned $0.04 expected, $0.5 at worst" in plan_line(stats)
-
-
-def test_this_file_system_keeps_its_promises(tmp_path: Path) -> None:
-    check_file_system(tmp_path)
-    assert not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ from eagle3.cli import app
 from eagle3.errors import TemplateError
 from eagle3.formats import FILE_SAMPLES, read_rows
 from eagle3.loose.families import GrammarChoice
-from eagle3.loose.reading import parse_line
+from eagle3.loose.reading import parse_line, read_loose_replies
 from eagle3.loose.rebuilding import rebuild_replies
 from eagle3.tokens.grammar import load_grammar
 from eagle3.tokens.layout import Habits, Shape, lay_out
@@ -125,6 +125,79 @@ def test_mistakes_of_the_caller_exit_with_2(shared_data, tmp_path):
 @pytest.fixture(scope="module")
 def choice(shared_data):
     return GrammarChoice(tokenizer=shared_data / "kimi-k2.5", default="kimi-k2.5")
+
+
+def _line(encode, reasoning, content, **changes):
+    """A line of a faithful provider whose ids are known: reasoning, close, content, end."""
+    ids = [*encode(reasoning), 163607, *encode(content), 163586]
+    line = {
+        "request": {"model": MODEL, "messages": [{"role": "user", "content": "Q"}]},
+        "message": {"reasoning": reasoning, "content": content},
+        "usage": {"completion_tokens": len(ids)},
+        "finish_reason": "stop",
+        "provider": "Acme",
+    }
+    return {**line, **changes}, ids
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_texts_come_through_a_file_byte_by_byte(choice, tmp_path, is_streamed):
+    """Nothing between the line and the ids strips, normalises or splits: not the reader, not JSON, not the stream."""
+    encode = choice.default_family().tokenizer.encode_ordinary
+    contents = [
+        "👩\u200d👩\u200d👧 🇮🇹 👍🏽 e\u0301",
+        "one\r\ntwo\rthree\n\n\n",
+        "\ufeffBOM, nb\u00a0sp, line\u2028sep, next\u0085line, wide\u3000space",
+        "  two spaces before, a tab after\t",
+        "a\x00b\x1cc\x0b",
+        "1\u3007\u3007\u3007 中文abc don't DON'T",
+        "<|im_end|> [EOS] <|im_<|im_end|>end|> <|reserved_token_163700|>",
+        "42",
+    ]
+    lines, truth = zip(*[_line(encode, f"Hm {content}", content) for content in contents], strict=True)
+    path = tmp_path / "odd.jsonl"
+    made = [_streamed(line) if is_streamed else line for line in lines]
+    path.write_bytes(b"\n".join(json.dumps(line, ensure_ascii=False).encode() for line in made) + b"\n")
+    result = rebuild_replies(read_loose_replies(path), choice, min_samples=20)
+    found = [row["input_ids"][row["num_prompt_tokens"] :] for row in result.rows]
+    assert found == list(truth)
+    assert {row["delta"] for row in result.rows} == {0}
+
+
+def _streamed(line):
+    events = []
+    for key in ("reasoning", "content"):
+        events += [{"choices": [{"delta": {key: character}}]} for character in line["message"][key]]
+    events += [{"choices": [{"delta": {}, "finish_reason": "stop"}]}, {"choices": [], "usage": line["usage"]}]
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    return {"request": line["request"], "provider": line["provider"], "raw_body": body}
+
+
+def test_what_parsers_drop_is_seen_by_the_count(choice):
+    """Text after a tool section, a stop string, ids of calls that the server invents: never taken as exact."""
+    encode = choice.default_family().tokenizer.encode_ordinary
+    good = [_line(encode, f"Thought {number}.", f"Answer {number}.")[0] for number in range(30)]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    call = {"id": "functions.f:0", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "Q"}], "tools": [tool]}
+    num_ids = [*encode("Hm"), 0, 0, 0, *encode(call["id"]), 0, *encode('{"a": 1}'), 0, 0, 0]
+    message = {"reasoning": "Hm", "content": None, "tool_calls": [call]}
+    whole = {**good[0], "request": asked, "message": message, "finish_reason": "tool_calls"}
+    whole["usage"] = {"completion_tokens": len(num_ids)}
+    dropped = {**whole, "usage": {"completion_tokens": len(num_ids) + len(encode("And more."))}}
+    stopped, _ = _line(encode, "Hm", "Until")
+    stopped["usage"] = {"completion_tokens": stopped["usage"]["completion_tokens"] - 1}
+    invented = json.loads(json.dumps(whole))
+    invented["message"]["tool_calls"][0]["id"] = "call_9f3a"
+    lines = [*good, whole, dropped, stopped, invented]
+    read = [parse_line(number, json.dumps(line).encode()) for number, line in enumerate(lines, start=1)]
+    rows = rebuild_replies(read, choice, min_samples=20).rows[30:]
+    flagged = [
+        row["exactness"] == "mismatch" or any(finding["severity"] == "error" for finding in row["findings"])
+        for row in rows
+    ]
+    assert flagged == [False, True, True, True]
+    assert {finding["rule"] for finding in rows[3]["findings"]} >= {"A12"}
 
 
 @pytest.fixture(scope="module")

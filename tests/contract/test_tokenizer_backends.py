@@ -6,15 +6,21 @@ import gzip
 import json
 import random
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from eagle3.audit.sample_rules import audit_sample
+from eagle3.audit.subject import Subject, TokenRules
 from eagle3.errors import TokenizerError
+from eagle3.loose.reading import parse_line
+from eagle3.records import PromptRecord, Severity, ToolCall, Usage
 from eagle3.tokens.grammar import ResponseGrammar, load_grammar
 from eagle3.tokens.layout import Habits, Shape, lay_out
+from eagle3.tokens.profiles import fit_profile
+from eagle3.tokens.reconstruct import reconstruct
 from eagle3.tokens.rendering import PromptRenderer
 from eagle3.tokens.tokenizer import Tokenizer, load_tokenizer
 
@@ -22,6 +28,8 @@ FAMILIES = ("kimi-k2.5", "smollm", "qwen3", "deepseek-v4", "gpt-oss")
 EDGE_CASES = [
     "",
     "👩‍👩‍👧 🇮🇹 👍🏽",
+    "a split emoji 👩",
+    "[PAD] [BOS] <|reserved_token_163700|>",
     "a\x00b\x1cc",
     "one\r\ntwo\rthree",
     "\ufeffBOM",
@@ -117,6 +125,7 @@ def test_golden_vectors_with_control_tokens(kimi, before, text, after, expected)
 def test_edge_cases_come_back_and_hold_no_control_id(target, text):
     found = target.tokenizer.encode_ordinary(text)
     assert target.tokenizer.decode_bytes(found) == text.encode()
+    assert target.tokenizer.decode_ordinary(found) == text.encode()
     control = {target.tokenizer.control_id(literal) for literal in target.tokenizer.control_literals}
     assert not control.intersection(found)
 
@@ -147,6 +156,10 @@ def test_control_tokens_bound_texts(kimi):
 def test_long_runs_are_cut_as_the_vendor_does(kimi):
     assert len(kimi.tokenizer.encode_ordinary("abcdefg" * 4000)) == 8001
     assert kimi.tokenizer.decode(kimi.tokenizer.encode_ordinary(" " * 60000)) == " " * 60000
+    # A file separator is a space for the cuts and begins another run; for the split pattern it is a sign.
+    interrupted = "abcdefg" * 3570 + "\x1c" + "abcdefg" * 3570
+    apart = [*kimi.tokenizer.encode_ordinary(interrupted[:24991]), *kimi.tokenizer.encode_ordinary("abcdefg" * 3570)]
+    assert kimi.tokenizer.encode_ordinary(interrupted) == apart
 
 
 def test_two_backends_agree_on_random_text(kimi):
@@ -294,3 +307,33 @@ def completion_of():
         )
 
     return make
+
+
+def test_answers_in_channels_pass_the_audit(targets):
+    """The tokens around a call of gpt-oss stand around every other part of its answers too."""
+    oss = targets["gpt-oss"]
+    rules = TokenRules(oss.grammar, oss.tokenizer, "default")
+    tool = {"type": "function", "function": {"name": "f"}}
+    prompt = PromptRecord(sample_id="0" * 32, dataset="d", prompt_id="p", messages=[{"role": "user"}], tools=[tool])
+    for calls, finish in ((0, "stop"), (0, "length"), (1, "tool_calls"), (2, "tool_calls")):
+        made = tuple(ToolCall(id=f"call_{number}", name="f", arguments='{"a": 1}') for number in range(calls))
+        answer = replace(
+            _answer("Let me think.", "It is 42."), tool_calls=made, finish_reason=finish, provider="Acme", model="m"
+        )
+        encode = oss.tokenizer.encode_ordinary
+        pieces = lay_out(answer, oss.grammar, "default", Habits(), Shape(), encode)
+        answer = replace(answer, usage=Usage(prompt_tokens=0, completion_tokens=sum(len(each.ids) for each in pieces)))
+        profile = fit_profile([answer], oss.grammar, oss.tokenizer, "default", min_samples=20)
+        sample = reconstruct(answer, [1], oss.grammar, oss.tokenizer, profile, mode="default").sample
+        subject = Subject(prompt=prompt, completion=answer, sample=sample, rules=rules)
+        wrong = [each for each in audit_sample(subject) if each.severity in (Severity.ERROR, Severity.CRITICAL)]
+        assert wrong == [], (calls, finish)
+
+
+def _answer(reasoning, content):
+    return parse_line(
+        1,
+        json.dumps(
+            {"message": {"reasoning": reasoning, "content": content}, "finish_reason": "stop", "usage": {}}
+        ).encode(),
+    ).completion

@@ -4,8 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,19 @@ class CommandLine:
     """Runs `eagle3` as people do, in a process of its own, with a home of its own."""
 
     home: Path
+    extra: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Further environment variables."""
 
     @property
     def environment(self) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
-        return {**kept, "EAGLE3_HOME": str(self.home), "COLUMNS": "120", "PREFECT_WORKER_QUERY_SECONDS": "2"}
+        return {
+            **kept,
+            "EAGLE3_HOME": str(self.home),
+            "COLUMNS": "120",
+            "PREFECT_WORKER_QUERY_SECONDS": "2",
+            **self.extra,
+        }
 
     def command(self, *arguments: str) -> list[str]:
         return [str(Path(sys.executable).parent / "eagle3"), *arguments]

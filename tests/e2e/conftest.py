@@ -5,6 +5,7 @@ from collections.abc import Generator
 import pytest
 
 from tests.e2e.command_line import CommandLine
+from tests.e2e.deployed import Deployed, operate
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +14,9 @@ def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Generator[CommandLine]:
     line = CommandLine(tmp_path_factory.mktemp("home"))
     yield line
     line("down")
+
+
+@pytest.fixture(scope="session")
+def operated(eagle3: CommandLine) -> Generator[Deployed]:
+    """Server, workers and blocks for the tests of operation."""
+    yield from operate(eagle3)

@@ -42,6 +42,9 @@ def arguments(root: Path, look_alike: SimulatorProcess, *extra: str) -> list[str
     )
     settings = [
         f"generation.provider={provider}",
+        # Half a minute after a kill all its requests have ended; the look-alike's slowest answer takes ten seconds.
+        "generation.max_queue_s=15",
+        "generation.min_tokens_per_s=100",
         "prompts.shard_samples=40",
         "corpus.validation_samples=9",
         *(f"prompts.datasets.{index}.max_samples=60" for index in range(3)),

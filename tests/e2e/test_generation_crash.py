@@ -95,7 +95,9 @@ def build(root: Path, num_prompts: int, scenario: dict[str, Any] = SCENARIO, **g
             )
     stage.seal(shards, {})
     write_json_lines(root / "answers.jsonl", answers)
-    settings = {"budget_usd": "20", "in_flight": 40, "stop_grace_s": 5, **generation}
+    # Answers take a second at most, so a request that a kill left behind has ended after 17.
+    waits = {"stop_grace_s": 5, "max_queue_s": 10, "min_tokens_per_s": 32}
+    settings = {"budget_usd": "20", "in_flight": 40, **waits, **generation}
     recipe = {
         "name": "crash",
         "target": {"name": "t", "weights": {"kind": "directory", "path": "."}, "grammar": "none"},

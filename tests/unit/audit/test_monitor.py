@@ -112,3 +112,10 @@ def test_memory_of_a_long_run_is_bounded(tiny_run, monitor):
     for _ in range(MAX_FIT_ANSWERS // 50 + 5):
         monitor.look(pairs)
     assert len(monitor._first["Acme", "tiny/model"]) == MAX_FIT_ANSWERS
+
+
+def test_a_change_that_most_answers_follow_is_found_when_habits_are_learned_anew(tiny_run, monitor):
+    """Of 64 answers 48 come after the change: the habit learned is the new one, and the newest answers all fit it."""
+    pairs = [*answers(tiny_run, 0, 16), *answers(tiny_run, 16, 48, delta=1)]
+    with pytest.raises(AuditFailedError, match="A06, Acme: 16 of the newest 16 answers"):
+        monitor.look(pairs)

@@ -1,5 +1,7 @@
 """A clean sample passes; every planted fault is found by its own rule, at its own severity."""
 
+import random
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -252,3 +254,65 @@ def test_a21_text_of_a_control_token_in_the_prompt(subject):
 def test_the_registry_names_each_rule_by_its_docstring():
     for name, rule in SAMPLE_RULES.items():
         assert (rule.__doc__ or "").startswith(name)
+
+
+def test_a_wrong_id_at_any_position_is_found(subject):
+    """No rule takes the ids on trust: whichever one is exchanged, one of those about structure or text objects."""
+    clean = subject(calls=[CALL], tools=[TOOL], content="Tea, ja, ist heiß.")
+    ids = list(clean.completion_ids)
+    tiles = [(each.kind, each.stop - each.start) for each in clean.completion_segments]
+    fixed = {name.encode() for name in (CALL.id,)}
+    text = bytes(token_id for token_id in ids if token_id < 256)
+    unseen = range(text.index(fixed.pop()), text.index(CALL.arguments.encode()))
+    ordinary = [place for place, token_id in enumerate(ids) if token_id < 256]
+    for place in range(len(ids)):
+        spoiled = [*ids[:place], 7, *ids[place + 1 :]]
+        severity = found(with_ids(clean, spoiled, tiles))
+        if place in ordinary and ordinary.index(place) in unseen:
+            continue  # the id of a call is nowhere but in the count
+        assert Severity.CRITICAL in severity.values(), (place, ids[place])
+
+
+def test_a04_text_that_the_grammar_puts_between_control_tokens(subject, make_run):
+    clean = subject(make_run(mode="plain"), reasoning=None)
+    size = len(clean.completion_ids) - 1
+    ids = [*encode("hm"), *clean.completion_ids]
+    assert found(with_ids(clean, ids, [(X, 2), (C, size), (X, 1)]))["A04"] is Severity.CRITICAL
+
+
+def test_a12_control_tokens_of_calls_stand_in_order(subject):
+    clean = subject(calls=[CALL, replace(CALL, id="functions.look_up:1")], tools=[TOOL])
+    assert "A12" not in found(clean)
+    swap = {clean.rules.id_of("call"): clean.rules.id_of("arg"), clean.rules.id_of("arg"): clean.rules.id_of("call")}
+    ids = [swap.get(token_id, token_id) for token_id in clean.completion_ids]
+    tiles = [(each.kind, each.stop - each.start) for each in clean.completion_segments]
+    assert found(with_ids(clean, ids, tiles))["A12"] is Severity.CRITICAL
+
+
+def test_a12_ids_of_calls_that_the_server_put_there(subject):
+    grammar = subject().rules.grammar
+    tools = grammar.tools.model_copy(update={"call_id": r"functions\.\w+:\d+"})
+    rules = TokenRules(grammar.model_copy(update={"tools": tools}), subject().rules.tokenizer, "thinking")
+    assert found(replace(subject(calls=[CALL], tools=[TOOL]), rules=rules)) == {}
+    random = replace(subject(calls=[replace(CALL, id="call_9f3a")], tools=[TOOL]), rules=rules)
+    assert found(random)["A12"] is Severity.ERROR
+    assert "A12" not in found(given(random))
+
+
+def test_a12_arguments_nested_beyond_reading(subject):
+    deep = replace(CALL, arguments='{"word": ' + "[" * 100_000)
+    assert found(subject(calls=[deep], tools=[TOOL]))["A12"] is Severity.ERROR
+
+
+PROSE = "The tea is hot, and so is the kettle; 42 cups stand on the table beside a window of the old house. "
+
+
+@pytest.mark.parametrize("period", [1, 7, 40, 300, 2_000])
+@pytest.mark.parametrize("times", [2, 5, 9, 20, 80])
+def test_a18_the_quick_look_misses_no_loop(subject, period, times):
+    source = random.Random(period)
+    unit = "".join(source.choices(PROSE + "äöü中文", k=period))
+    text = unit * times
+    data = text.encode()
+    expected = len(data) >= 256 and len(data) / len(zlib.compress(data, 1)) > 8
+    assert ("A18" in found(subject(content=text))) is expected

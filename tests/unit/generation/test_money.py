@@ -36,6 +36,8 @@ class Buying(RuleBasedStateMachine):
         self.world = World({"prompt 0": []})
         self.budget = 6 * STEP
         self.has_changed = False
+        self.forgotten: set[str] = set()
+        """Prompts whose answers the cache no longer has."""
 
     @rule(scripts=st.lists(st.lists(KINDS, min_size=1, max_size=3), min_size=2, max_size=8))
     def prompts_arrive(self, scripts: list[list[str]]):
@@ -52,6 +54,7 @@ class Buying(RuleBasedStateMachine):
     @rule()
     def the_cache_forgets(self):
         self.world.cache.clear()
+        self.forgotten |= {*self.world.bought}
 
     @precondition(lambda self: self.has_changed)
     @rule(crash_after=st.none() | st.integers(1, 12))
@@ -67,6 +70,11 @@ class Buying(RuleBasedStateMachine):
     @invariant()
     def the_bill_never_passes_the_budget(self):
         assert self.world.bill <= self.budget
+
+    @invariant()
+    def no_answer_is_paid_twice_while_the_cache_remembers(self):
+        twice = [prompt for prompt, count in self.world.bought.items() if count > 1]
+        assert {*twice} <= self.forgotten
 
     def teardown(self):
         self.world.crash_after = None

@@ -7,6 +7,7 @@ import pytest
 
 from eagle3.errors import BudgetReachedError
 from eagle3.generation import engine as engine_module
+from eagle3.generation import retrying as retrying_module
 from eagle3.generation.history import replay
 from eagle3.generation.pacing import FREE_RETRIES, RETRY_SHARE, RetryBudget
 from tests.unit.generation.world import ENDPOINT, MAX_TOKENS, PROMPT_TOKENS, World, buy, prompts_of
@@ -29,7 +30,7 @@ def test_retries_beyond_a_tenth_of_the_requests_are_slow():
 
 def test_the_engine_slows_retries_that_are_too_many(tmp_path, monkeypatch):
     monkeypatch.setattr("eagle3.generation.pacing.FREE_RETRIES", 3)
-    monkeypatch.setattr(engine_module, "OVER_RETRY_BUDGET_S", 0.002)
+    monkeypatch.setattr(retrying_module, "OVER_RETRY_BUDGET_S", 0.002)
     world = World({f"p{number}": ["500", "500"] for number in range(10)})
     history, _, error = asyncio.run(buy(world, tmp_path))
     assert error is None

@@ -1,5 +1,6 @@
 """Planning, sealing and resuming the stage on disk; the network is not touched."""
 
+import asyncio
 import hashlib
 import json
 from decimal import Decimal
@@ -7,15 +8,23 @@ from decimal import Decimal
 import pytest
 from rich.console import Console
 
-from eagle3.artifacts import RunDirectory, Stage
+from eagle3.artifacts import RunDirectory, Stage, StageManifest
 from eagle3.errors import RunRejectedError
 from eagle3.formats import COMPLETIONS, completion_from_row, prompt_to_json, read_rows, write_json_lines
-from eagle3.generation import GenerationSession, plan_cost, render_plan, seal_completions
+from eagle3.generation import GenerationSession, plan_cost, render_plan, seal_completions, settle_sealed
+from eagle3.generation.aftermath import ask_the_books
 from eagle3.generation.history import ACCOUNT, replay
 from eagle3.generation.journal import encode_line
-from eagle3.generation.shards import open_completions, prompt_shards, prompt_token_bound, read_failures, write_shard
+from eagle3.generation.shards import (
+    ENDPOINTS_NAME,
+    open_completions,
+    prompt_shards,
+    prompt_token_bound,
+    read_failures,
+    write_shard,
+)
 from eagle3.generation.snapshots import keep_snapshot
-from eagle3.providers.base import Endpoint
+from eagle3.providers.base import AccountUsage, Endpoint, GenerationRecord
 from eagle3.recipe import Recipe, recipe_from_mapping
 from eagle3.records import FailureClass, PromptRecord, sample_id_of
 
@@ -120,6 +129,22 @@ def test_a_plan_counts_what_is_open_and_learns_lengths(run, tmp_path):
     console.print(render_plan(later))
 
 
+def test_a_plan_warns_when_the_watch_holds_requests_back(run, tmp_path):
+    recipe = recipe_of(tmp_path)
+    reservation_usd = BOUND * MICRO + 100 * 2 * MICRO
+    document = recipe.model_dump(mode="json")
+    document["audit"]["max_at_risk_usd"] = f"{5 * reservation_usd:f}"
+    plan = plan_cost(recipe_from_mapping(document, tmp_path), run, [ENDPOINT])
+    assert plan.watched_at_once == 5
+    (warning,) = (text for text in plan.warnings if "audit.max_at_risk_usd" in text)
+    assert "at most 5 requests go out at once, 30 are wanted" in warning
+    assert f"{30 * reservation_usd:.6f} USD" in warning
+    document["audit"]["while_generating"] = False
+    unwatched = plan_cost(recipe_from_mapping(document, tmp_path), run, [ENDPOINT])
+    assert unwatched.watched_at_once is None
+    assert not any("audit" in text for text in unwatched.warnings)
+
+
 def test_a_plan_warns_when_the_budget_starves_the_slots(run, tmp_path):
     plan = plan_cost(recipe_of(tmp_path, budget_usd="0.001"), run, [ENDPOINT])
     assert plan.requests_at_once == 3
@@ -151,6 +176,88 @@ def test_a_sealed_stage_holds_every_answer_in_prompt_order(run, tmp_path):
     assert manifest.stats["samples"] == 29
     assert manifest.stats["datasets"]["d"]["failed"] == 1
     assert open_completions(recipe_of(tmp_path, budget_usd="9"), run).manifest is not None
+
+
+def test_a_shard_that_is_first_written_at_sealing_names_the_precision_of_its_providers(run, tmp_path):
+    keep_snapshot(run.stage_path(Stage.COMPLETIONS) / ENDPOINTS_NAME, [ENDPOINT])
+    journal(run, *(entry for prompt in prompts_of(30) for entry in answer_entry(prompt)))
+    manifest = seal_completions(session_of(run, recipe_of(tmp_path)))
+    rows = read_rows(run.stage_path(Stage.COMPLETIONS) / manifest.shards[0].path, COMPLETIONS)
+    assert {row["quantization"] for row in rows} == {"int4"}
+
+
+class Books:
+    """A provider that is only asked what things cost."""
+
+    answers_outlive_us = True
+    usage_lag_s = 120.0
+
+    def __init__(self, usage_usd: str, listed: dict[str, str]) -> None:
+        self.usage_usd = Decimal(usage_usd)
+        self.listed = listed
+
+    async def account(self) -> AccountUsage:
+        return AccountUsage(key_label="k", usage_usd=self.usage_usd, remaining_usd=None)
+
+    async def find_generation(self, generation_id: str) -> GenerationRecord | None:
+        cost = self.listed.get(generation_id)
+        if cost is None:
+            return None
+        return GenerationRecord(
+            generation_id=generation_id,
+            cost_usd=Decimal(cost),
+            prompt_tokens=7,
+            completion_tokens=40,
+            reasoning_tokens=None,
+            provider="Chutes",
+        )
+
+
+def sealed_in_doubt(run: RunDirectory, recipe: Recipe) -> StageManifest:
+    """30 answers for a hundredth of a cent each; of two lost first requests one has a name, the other has none."""
+    prompts = prompts_of(30)
+    lost = [answer_entry(prompt)[0] for prompt in prompts[:2]]
+    named = {"kind": "accepted", "requests": [[prompts[0].sample_id, 1, "g-lost"]]}
+    answers = [{**entry, "attempt": 2} for prompt in prompts for entry in answer_entry(prompt)]
+    journal(
+        run, {"kind": "baseline", "key_label": "k", "usage_usd": "5", "spent_usd": "0", "time": 1.0}, folder=ACCOUNT
+    )
+    journal(run, *lost, named, *answers)
+    return seal_completions(session_of(run, recipe))
+
+
+def test_money_in_doubt_is_told_at_sealing_and_settled_afterwards(run, tmp_path):
+    recipe = recipe_of(tmp_path)
+    manifest = sealed_in_doubt(run, recipe)
+    assert [manifest.stats[key] for key in ("spent_usd", "held_usd", "held_requests", "at_most_usd")] == [
+        "0.0030",
+        "0.02",
+        2,
+        "0.0230",
+    ]
+    books = Books("5.0095", {"g-lost": "0.004"})
+    early = asyncio.run(ask_the_books(books, recipe, open_completions(recipe, run), {"d": 30}, now_s=30.0))
+    assert early is not None
+    assert [early.stats[key] for key in ("spent_usd", "held_usd", "at_most_usd")] == ["0.0070", "0.01", "0.0170"]
+    late = asyncio.run(ask_the_books(books, recipe, open_completions(recipe, run), {"d": 30}, now_s=300.0))
+    assert late is not None
+    assert Decimal(late.stats["held_usd"]) == 0
+    assert abs(Decimal(late.stats["spent_usd"]) - Decimal("0.0095")) < MICRO
+    assert late.digest == manifest.digest
+    stored = open_completions(recipe, run).manifest
+    assert stored is not None
+    assert stored.stats == late.stats
+    _, ledger = replay(run.stage_path(Stage.COMPLETIONS), ["d"], Decimal(1))
+    assert (f"{ledger.spent_usd:f}", ledger.held_usd) == (late.stats["spent_usd"], 0)
+
+
+def test_a_sealed_stage_in_doubt_is_reused_without_a_key(run, tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    recipe = recipe_of(tmp_path)
+    manifest = sealed_in_doubt(run, recipe)
+    found = settle_sealed(recipe, run, tmp_path)
+    assert found is not None
+    assert (found.digest, found.stats) == (manifest.digest, manifest.stats)
 
 
 def test_too_many_failures_are_not_sealed_and_those_that_may_work_are_reopened(run, tmp_path):

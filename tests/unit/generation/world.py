@@ -3,7 +3,8 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import httpx
 from eagle3.errors import Eagle3Error, StoppedError
 from eagle3.generation.engine import Engine
 from eagle3.generation.history import History, replay
-from eagle3.generation.journal import Journal
+from eagle3.generation.journal import Journal, journal_paths
 from eagle3.generation.ledger import Ledger
 from eagle3.generation.pacing import RetryBudget
 from eagle3.generation.requests import Plan
@@ -42,10 +43,21 @@ class World:
         """The part of the bill that the run under test has nothing to do with."""
         self.generations: dict[str, dict[str, Any]] = {}
         self.cache: dict[str, tuple[str, bytes]] = {}
+        self.bought: Counter[str] = Counter()
+        """By prompt: finished answers that were billed, delivered or not."""
         self.requests: list[tuple[str, bytes, httpx.Headers]] = []
         self.crash_after: int | None = None
         """Number of the request at which the process dies."""
         self.crash = asyncio.Event()
+        self.running: dict[str, tuple[str, str]] = {}
+        """Generations that have begun and not ended: prompt and digest of the request."""
+        self.looks_until_end = 3
+        self.requests_until_end = 0
+        """A running generation has ended after so many look-ups and so many requests."""
+        self.asked_while_running: list[str] = []
+        """Prompts asked again while the first request ran: each is a second bill."""
+        self.root = Path()
+        """Where the last process keeps its journal."""
         self.retries: RetryBudget | None = None
         """Of the last process."""
 
@@ -54,7 +66,12 @@ class World:
         if path.endswith("/key"):
             return httpx.Response(200, json={"data": {"label": "key", "usage": float(self.bill)}})
         if path.endswith("/generation"):
-            found = self.generations.get(request.url.params["id"])
+            name = request.url.params["id"]
+            if name in self.running:
+                self.looks_until_end -= 1
+                if self.looks_until_end <= 0 and len(self.requests) >= self.requests_until_end:
+                    self.end(name)
+            found = self.generations.get(name)
             return (
                 httpx.Response(200, json={"data": found})
                 if found
@@ -67,6 +84,8 @@ class World:
         digest = hashlib.sha256(request.content).hexdigest()
         if request.headers.get("x-openrouter-cache-clear"):
             self.cache.pop(digest, None)
+        if any(digest == other for _, other in self.running.values()):
+            self.asked_while_running.append(prompt)
         if digest in self.cache:
             source, body = self.cache[digest]
             return self.reply(
@@ -92,6 +111,19 @@ class World:
             return httpx.Response(502, json={"error": {"code": 502}}, headers={"x-generation-id": name})
         if kind == "dropped":
             raise httpx.ReadError("scripted")
+        if kind in ("slow", "silent"):
+            self.running[name] = (prompt, digest)
+            headers = {"x-generation-id": name} if kind == "slow" else {}
+            return httpx.Response(200, headers=headers, stream=_Endless(self, is_named=kind == "slow"))
+        return self.answer(kind, name, prompt, digest)
+
+    def end(self, name: str) -> None:
+        """A running generation ends: it is billed, listed and cached, although nobody reads it."""
+        self.answer("ok", name, *self.running.pop(name))
+
+    def answer(self, kind: str, name: str, prompt: str, digest: str) -> httpx.Response:
+        if kind not in ("empty", "unfinished"):
+            self.bought[prompt] += 1
         tokens = 0 if kind == "empty" else 1 + len(prompt) % 40
         cost = self.charge(name, tokens, is_dear=kind == "dear")
         usage: dict[str, Any] = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": tokens, "cost": float(cost)}
@@ -135,6 +167,24 @@ class World:
         return cost
 
 
+class _Endless(httpx.AsyncByteStream):
+    """A reply of which only headers and padding come before the process dies."""
+
+    def __init__(self, world: World, *, is_named: bool) -> None:
+        self._world = world
+        self._is_named = is_named
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b"\n         \n"
+        while self._is_named and not self._is_noted():  # noqa: ASYNC110 - a file has no event
+            await asyncio.sleep(0.001)
+        self._world.crash.set()
+        await asyncio.Event().wait()
+
+    def _is_noted(self) -> bool:
+        return any(b'"accepted"' in path.read_bytes() for path in journal_paths(self._world.root / "d"))
+
+
 def prompts_of(names: Sequence[str]) -> list[PromptRecord]:
     records: list[PromptRecord] = []
     for name in names:
@@ -150,10 +200,12 @@ async def buy(
     root: Path,
     budget: Decimal = Decimal(1),
     token_caps: dict[str, int] | None = None,
+    *,
+    answers_outlive_us: bool = False,
     **changes: Any,
 ) -> tuple[History, Ledger, Eagle3Error | None]:
     """Run one process's worth of generation over the world's prompts; it may die on the way."""
-    world.crash = asyncio.Event()
+    world.crash, world.root = asyncio.Event(), root
     section = {"kind": "openrouter", "model": "m/m"}
     generation = Generation.model_validate({"provider": section, "budget_usd": str(budget), "in_flight": 8, **changes})
     transport = httpx.MockTransport(world.handle)
@@ -164,7 +216,7 @@ async def buy(
         routing=Routing(),
         response_cache=True,
         usage_lag_s=0.0,
-        answers_outlive_us=False,
+        answers_outlive_us=answers_outlive_us,
         transport=transport,
     )
     selection = select([ENDPOINT], Routing(), model="m/m", max_tokens=MAX_TOKENS)

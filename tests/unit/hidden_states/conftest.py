@@ -14,8 +14,8 @@ import pytest
 from eagle3.artifacts import RunDirectory, Stage
 from eagle3.formats import CORPUS, write_rows
 from eagle3.hidden_states.contract import CaptureContract
-from eagle3.hidden_states.driver import CorpusRow
 from eagle3.hidden_states.gates import GateSample
+from eagle3.hidden_states.reading import CorpusRow
 from eagle3.hidden_states.transformers_backend import TransformersBackend
 from eagle3.recipe import Recipe, recipe_from_mapping
 from eagle3.tokens.grammar import load_grammar

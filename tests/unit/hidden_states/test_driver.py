@@ -10,7 +10,8 @@ import pytest
 from eagle3.artifacts import RunDirectory, Stage, verify_shard
 from eagle3.errors import ConfigurationError, CorruptShardError, GateError, RecipeError, StageDriftError, TargetError
 from eagle3.hidden_states import extract_hidden_states
-from eagle3.hidden_states.driver import CorpusRow, check_ids, gate_rows
+from eagle3.hidden_states.plan import gate_rows
+from eagle3.hidden_states.reading import CorpusRow, check_ids
 from eagle3.hidden_states.store import read_states
 from eagle3.progress import ProgressEvent
 from eagle3.recipe import Recipe
@@ -113,7 +114,7 @@ def test_wrong_weights_stop_before_the_whole_corpus_is_done(
 def test_too_small_disk_writes_nothing(recipe: Recipe, run: RunDirectory, answering_target: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"GB .* GiB"):
         extract_hidden_states(with_settings(recipe, disk_reserve_bytes=10**18), run, answering_target.directory)
-    assert not run.stage_path(Stage.HIDDEN_STATES).exists()
+    assert not list(run.stage_path(Stage.HIDDEN_STATES).glob("hs_*"))
 
 
 def test_layer_outside_the_target(recipe: Recipe, run: RunDirectory, answering_target: Any) -> None:

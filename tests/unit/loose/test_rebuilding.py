@@ -165,3 +165,39 @@ def test_grammar_maps(tmp_path):
             read_grammar_map(path)
     with pytest.raises(InputError, match="cannot be read"):
         read_grammar_map(tmp_path / "missing")
+
+
+def test_what_a_group_shows_as_a_whole_stands_in_the_report(rebuild, line):
+    """A provider that bills one token more on every third answer: no single line can show that this is no drift."""
+    lines = [line(usage={"completion_tokens": 6 + (number % 3 == 0)}) for number in range(60)]
+    _, report = rebuild(*lines)
+    entry = report["providers"]["Acme"]
+    assert ("A05", "critical") in {(each["rule"], each["severity"]) for each in entry["group_findings"]}
+    assert entry["group_findings"] == entry["models"][0]["group_findings"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"tool_calls": [{"id": "f:0", "function": {"name": "f", "arguments": '{"a": ' + "[" * 100_000}}]},
+        {"tool_calls": [{"id": "f:0", "function": {"name": "f", "arguments": '{"a": ' + "9" * 10_000 + "}"}}]},
+        {"content": "x" * 500_000},
+        {"content": "\x00\ufffd\u2028"},
+    ],
+    ids=["nested", "huge number", "long", "odd characters"],
+)
+def test_an_odd_answer_is_a_finding_and_the_file_goes_on(rebuild, line, message):
+    odd = line()
+    odd["message"] = {"content": None, "reasoning": "Hm", **message}
+    rows, report = rebuild(odd, line())
+    assert rows[0]["exactness"] == "mismatch"
+    assert rules(rows[0])
+    assert rows[1]["input_ids"][-1] == END
+    assert report["lines"] == 2
+
+
+def test_a_stream_of_odd_parts_does_not_stop_the_file(rebuild, line):
+    event = {"choices": [{"delta": {"tool_calls": [{"index": "x", "function": {"arguments": 3}}]}, "token_ids": 3}]}
+    stream = {"request": {}, "provider": "Acme", "raw_body": f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"}
+    _, report = rebuild(stream, line())
+    assert report["lines"] == 2

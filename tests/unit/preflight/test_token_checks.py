@@ -8,8 +8,7 @@ import yaml
 
 from eagle3.artifacts import RunDirectory, Stage
 from eagle3.errors import PreflightError
-from eagle3.preflight import Outcome, run_checks
-from eagle3.preflight.token_checks import check_offline
+from eagle3.preflight import Outcome, check_offline, run_checks
 from eagle3.recipe import Recipe, recipe_from_mapping
 from tests.unit.conftest import recipe_values
 
@@ -42,12 +41,12 @@ def test_a_sound_target_fails_nowhere(target, mode):
 
 def test_an_end_id_that_is_an_ordinary_token(target):
     change_grammar(target, lambda grammar: grammar["control"]["end"].update(id=99))
-    assert "'end' is '<end>' with id 99, but that id stands for b'c'" in failures(target)["P3"]
+    assert "'end' is '<end>' with id 99 in the grammar, but in the tokenizer id 99 is b'c'" in failures(target)["P3"]
 
 
 def test_an_end_id_that_the_model_does_not_stop_on(target):
     (target / "config.json").write_text('{"eos_token_id": 265, "vocab_size": 267}')
-    assert "answers end with 'end' = 256, the model's configuration names [265]" in failures(target)["P4"]
+    assert "ends answers with 'end' = 256, but config.json name [265]" in failures(target)["P4"]
 
 
 def test_swapped_ids_of_thinking(target):
@@ -57,7 +56,7 @@ def test_swapped_ids_of_thinking(target):
         control["think_open"]["id"], control["think_close"]["id"] = closed, opened
 
     change_grammar(target, swap)
-    assert "'think_open' is '<think>'" in failures(target)["P3"]
+    assert "control token 'think_close' is '</think>' with id" in failures(target)["P3"]
 
 
 def test_a_template_that_does_not_open_the_thinking(target):
@@ -96,7 +95,7 @@ def test_a_vocabulary_with_another_digest(target):
 
 def test_weights_with_fewer_ids_than_the_tokenizer(target):
     (target / "config.json").write_text('{"eos_token_id": 256, "vocab_size": 100}')
-    assert "config.json gives the model 100 ids" in failures(target)["P2"]
+    assert "'config.json' gives the model 100 ids" in failures(target)["P2"]
 
 
 @pytest.fixture
@@ -124,9 +123,9 @@ def test_the_real_kimi_files_pass_everything(kimi, mode):
 @pytest.mark.parametrize(
     ("changes", "check", "words"),
     [
-        ({"end": 163533}, "P3", "stands for b'chas'"),
-        ({"end": 163585}, "P3", "stands for b'[EOS]'"),
-        ({"think_open": 163607, "think_close": 163606}, "P3", "'think_open' is '<think>' with id 163607"),
+        ({"end": 163533}, "P3", "id 163533 is b'chas'"),
+        ({"end": 163585}, "P3", "id 163585 is b'[EOS]'"),
+        ({"think_open": 163607, "think_close": 163606}, "P3", "'think_close' is '</think>' with id 163606"),
     ],
 )
 def test_the_known_traps_of_kimi(kimi, changes, check, words):
@@ -142,7 +141,7 @@ def test_an_answer_that_ends_with_the_tokenizers_own_eos(kimi):
     recipe = kimi_recipe(kimi)
     change_grammar(kimi, lambda grammar: grammar["control"]["end"].update(text="[EOS]", id=163585))
     found = {c.id: c.found for c in check_offline(recipe, kimi).checks if c.outcome is Outcome.FAILED}
-    assert "answers end with 'end' = 163585, the model's configuration names [163586]" in found["P4"]
+    assert "ends answers with 'end' = 163585, but config.json name [163586]" in found["P4"]
 
 
 def test_an_unfit_machine_is_told_before_spending(tiny_run, monkeypatch, tmp_path):

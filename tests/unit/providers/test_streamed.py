@@ -100,3 +100,21 @@ def test_an_error_in_any_event_is_seen_whatever_came_before():
         outcome = outcome_of(stream(*events))
         assert (outcome.verdict, outcome.billing) == (Verdict.RETRY, Billing.UNKNOWN), outcome
         assert "provider went away" in outcome.message
+
+
+def test_calls_that_share_an_index_are_told_apart_by_their_ids():
+    def call(**values):
+        return {"id": "g", "choices": [{"delta": {"tool_calls": [values]}}]}
+
+    first = call(index=0, id="f:0", function={"name": "f", "arguments": '{"a"'})
+    rest = call(index=0, function={"arguments": ": 1}"})
+    second = call(index=0, id="f:1", function={"name": "f", "arguments": "{}"})
+    end = {"id": "g", "choices": [{"delta": {}, "finish_reason": "tool_calls"}]}
+    answer = parse_reply(stream(first, rest, second, end, COUNTED, DONE)).answer
+    assert [(each.id, each.arguments) for each in answer.tool_calls] == [("f:0", '{"a": 1}'), ("f:1", "{}")]
+
+
+def test_parts_of_calls_that_are_no_text_are_passed_over():
+    odd = {"id": "g", "choices": [{"delta": {"tool_calls": [{"index": "x", "id": "f:0", "function": {"name": 3}}]}}]}
+    more = {"id": "g", "choices": [{"token_ids": 3, "delta": {"tool_calls": [3, {"function": {"arguments": 4}}]}}]}
+    assert parse_reply(stream(TEXT, odd, more, FINISH, COUNTED, DONE)).answer is not None

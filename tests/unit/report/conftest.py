@@ -137,6 +137,7 @@ class _Builder:
         stats = {
             "samples": 40,
             "exactness": {"count_verified": 38, "count_repaired": 2},
+            "truth": {"identical": 30, "drifted_and_flagged": 8, "drifted_unseen_same_length": 2},
             "prompt_tokens": prompt,
             "completion_tokens": total - prompt,
         }

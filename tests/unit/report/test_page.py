@@ -81,6 +81,10 @@ def test_figures_are_those_of_the_run(make_run):
     assert "untrained 1.00" in text["headline"]
     assert "count_verified 38 95.0%" in " ".join(text["exactness"].split())
     assert "Alpha, 0: 28 (93.3%)" in text["exactness"]
+    beside = " ".join(text["exactness"].split())
+    assert "identical 30 75.0%" in beside
+    assert "drifted and flagged 8 20.0%" in beside
+    assert "drifted unseen same length 2 5.0%" in beside
     assert "Alpha 30 75.0% 2,200 $0.0123 75.0%" in " ".join(text["providers"].split())
     assert "trained, token 1: 0.41" in text["acceptance"]
     assert "untrained, token 1: 0.001" in text["acceptance"]

@@ -122,11 +122,25 @@ def test_artifact_keys_have_the_only_characters_the_server_takes() -> None:
     assert artifact_key("progress", "Tiny_CPU v2", "generate--Code!") == "progress-tiny-cpu-v2-generate-code"
 
 
-def test_progress_line_names_figures_with_units() -> None:
+def test_description_begins_with_what_the_card_has_room_for() -> None:
     event = ProgressEvent(
-        stage="generate", label="code", done=120, total=480, values={"spent_usd": "0.0123", "in_flight": 77}
+        stage="generate",
+        label="code",
+        done=120,
+        total=480,
+        values={"spent_usd": 12.345, "budget_usd": 100.0, "held_usd": 1.878e-05, "in_flight": 2000, "rate_limited": 30},
     )
-    assert describe(event) == "generate code: 120 of 480 samples (spent usd 0.0123, in flight 77)"
+    text = describe(event, 1.5)
+    assert text == (
+        "120/480 · $12.35 of $100 · 4 min 0 s left · 1.5 samples per s · 429: 20% · held $0.0000188 · in flight 2,000"
+    )
+    assert "of $100" in text[:32]
+
+
+def test_description_of_work_of_unknown_length() -> None:
+    assert describe(ProgressEvent(stage="prompts", done=1200, total=0, unit="prompts"), 3.0) == (
+        "1,200 · 3 prompts per s"
+    )
 
 
 def test_run_directory_is_named_by_the_recipe(job: Job) -> None:

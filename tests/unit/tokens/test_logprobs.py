@@ -89,3 +89,39 @@ def test_bytes_are_read_from_replies():
         answer = parse_reply(body(entries)).answer
         assert answer is not None
         assert answer.token_bytes is None
+
+
+@pytest.mark.parametrize("listing", ["replaced", "nothing", "whole character last"])
+def test_tokens_that_are_no_utf8_by_themselves_are_encoded_anew(family, completion, rebuild, listing):
+    """Four byte tokens make one emoji; servers that list decoded text lose them."""
+    encode, control = family.tokenizer.encode_ordinary, family.grammar.control
+    before, emoji, after = encode("Hello"), encode("🌍"), encode(" again")
+    assert len(emoji) == 4
+    lost = {
+        "replaced": ["\ufffd".encode()] * 4,
+        "nothing": [b""] * 4,
+        "whole character last": [b"", b"", b"", "🌍".encode()],
+    }[listing]
+
+    def listed(ids):
+        return [family.tokenizer.decode_bytes([token_id]) for token_id in ids]
+
+    thought = [*encode("Hm"), control["think_close"].id]
+    ids = [*thought, *before, *emoji, *after, control["end"].id]
+    token_bytes = (*listed(thought), *listed(before), *lost, *listed(after), *listed(ids[-1:]))
+    answer = replace(completion("Hello🌍 again", reasoning="Hm", billed=len(ids)), token_bytes=token_bytes)
+    result = rebuild(answer)
+    assert list(result.sample.input_ids[1:]) == ids
+    assert result.sample.exactness is Exactness.COUNT_REPAIRED
+    assert "4 tokens came without bytes" in result.findings[0].detail
+    assert rebuild(replace(answer, token_bytes=token_bytes[:-3])).sample.exactness is not Exactness.COUNT_REPAIRED
+
+
+def test_a_replacement_character_of_the_models_own_is_no_loss(family, completion, rebuild):
+    encode, control = family.tokenizer.encode_ordinary, family.grammar.control
+    ids = [control["think_close"].id, *encode("a\ufffdb"), control["end"].id]
+    token_bytes = tuple(family.tokenizer.decode_bytes([token_id]) for token_id in ids)
+    answer = replace(completion("a\ufffdb", billed=len(ids)), token_bytes=token_bytes)
+    result = rebuild(answer)
+    assert list(result.sample.input_ids[1:]) == ids
+    assert result.sample.exactness is Exactness.EXACT_LOGPROBS

@@ -322,3 +322,13 @@ def test_positions_that_do_not_differ_can_be_found_in_the_rival(chosen, rival):
     kept = [token_id for index, token_id in enumerate(chosen) if index not in differing_positions(chosen, rival)]
     remaining = iter(rival)
     assert all(token_id in remaining for token_id in kept)
+
+
+def test_a_shape_that_a_rival_habit_makes_needless_is_ambiguous(family, rebuild, bill, completion):
+    """One count fits a missing close as well as a space too many: neither may be taken for sure."""
+    encode = family.tokenizer.encode_ordinary
+    assert len(encode(" Hm")) == len(encode("Hm")) + 1
+    answer = bill(completion(reasoning=" Hm", calls=(("f", '{"a": 1}'),), finish="tool_calls"), extra=-1)
+    assert rebuild(answer).sample.exactness is Exactness.COUNT_REPAIRED
+    unsure = profile_with(rivals=[Habits(head_space="strip")])
+    assert rebuild(answer, unsure).sample.exactness is Exactness.COUNT_AMBIGUOUS

@@ -241,3 +241,25 @@ def test_cuts_lose_nothing_and_bound_runs(text, chunk, run):
     for piece in pieces:
         assert len(piece) <= chunk
         assert max((len(part) for part in piece.split()), default=0) <= run
+
+
+def test_ordinary_decoding_takes_ordinary_ids_only(family):
+    tokenizer = family.tokenizer
+    ids = tokenizer.encode_ordinary("Hello there, 你好")
+    assert tokenizer.decode_ordinary(ids) == "Hello there, 你好".encode()
+    assert tokenizer.decode_ordinary(ids[:1]) == tokenizer.decode_bytes(ids[:1])
+    assert tokenizer.decode_ordinary([]) == b""
+    for wrong in (tokenizer.control_id("end"), -1, tokenizer.vocab_size, 10**9, -tokenizer.vocab_size + ids[0]):
+        for spoiled in ([wrong], [*ids, wrong], [wrong, *ids]):
+            with pytest.raises(TokenizerError, match=f"id {wrong} is no ordinary token"):
+                tokenizer.decode_ordinary(spoiled)
+
+
+def test_a_close_that_is_ordinary_text_is_refused(family, tmp_path):
+    """Text merges with its neighbours: encoded apart it would give other ids than the model's."""
+    encode = family.tokenizer.encode_ordinary
+    assert encode("The answer") != [*encode("The ans"), *encode("wer")]
+    document = copy.deepcopy(family.document)
+    document["control"]["think_close"] = {"text": "answer", "id": encode("answer")[0]}
+    with pytest.raises(TokenizerError, match="'answer' is no control token"):
+        family.load(document, tmp_path)

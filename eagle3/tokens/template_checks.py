@@ -1,17 +1,16 @@
-"""Check P5: the chat template opens an answer as the grammar says, and writes finished ones as we lay them out."""
+"""Checks of the chat template, P5 and P7.
+
+It opens an answer as the grammar says, writes finished ones as we lay them out, and keeps control literals ordinary.
+"""
 
 from collections.abc import Sequence
 from decimal import Decimal
 from itertools import chain
-from pathlib import Path
 
-from eagle3.preflight.checks import Recorder, require
-from eagle3.recipe import Recipe
 from eagle3.records import Completion, JsonObject, ToolCall, Usage
-from eagle3.tokens.grammar import ResponseGrammar
+from eagle3.tokens.checklist import Outcome, Recorder, require
 from eagle3.tokens.layout import Habits, lay_out, shapes_of
 from eagle3.tokens.rendering import PromptRenderer
-from eagle3.tokens.tokenizer import Tokenizer
 
 QUESTION = "What is 6 times 7?"
 REASONING = "Six times seven\nis 42, I think."
@@ -29,7 +28,7 @@ TOOL: JsonObject = {
     },
 }
 ARGUMENTS = '{"a": 7}'
-ADVICE = "Check target.mode, target.template_options, the template and the grammar's modes and tools."
+ADVICE = "Check the mode and its template options, the template and the grammar's modes."
 
 HISTORY_ADVICE = (
     "Templates write finished turns by rules of their own, so this alone stops nothing. Compare the grammar's modes "
@@ -37,39 +36,42 @@ HISTORY_ADVICE = (
 )
 
 
-def check_template(
-    recipe: Recipe, grammar: ResponseGrammar, tokenizer: Tokenizer, target: Path, recorder: Recorder
-) -> None:
+def check_template(renderer: PromptRenderer, recorder: Recorder) -> None:
     """P5: the template opens answers as the grammar says, and writes finished ones as we lay them out."""
-    renderer = _open_renderer(recipe, grammar, tokenizer, target, recorder)
-    if renderer is None:
+    grammar, mode = renderer.grammar, renderer.grammar.mode(renderer.mode)
+    with recorder.check("P5", f"generation prompt of mode {renderer.mode}", ADVICE) as note:
+        renderer.render_ids([{"role": "user", "content": QUESTION}])
+        note(f"ends with {mode.prompt_ends_with!r}")
+    if recorder.checks[-1].outcome is Outcome.FAILED:
         return
-    mode_reasoning = grammar.mode(recipe.target.mode).reasoning
-    has_reasoning = mode_reasoning is not None
     cases: dict[str, Completion] = {}
-    if mode_reasoning is None or not mode_reasoning.before:
+    if mode.reasoning is None or not mode.reasoning.before:
         # A model that opens its reasoning itself may leave it out; templates then write it empty.
         cases["content"] = _answer(content=CONTENT)
-    if has_reasoning:
+    if mode.reasoning is not None:
         cases["reasoning and content"] = _answer(reasoning=REASONING, content=CONTENT)
     if grammar.tools is not None:
-        reasoning = REASONING if has_reasoning else None
+        reasoning = REASONING if mode.reasoning is not None else None
         cases["a tool call"] = _answer(reasoning=reasoning, num_calls=1)
         cases["content and two tool calls"] = _answer(reasoning=reasoning, content=CONTENT, num_calls=2)
     for name, answer in cases.items():
-        with recorder.check("P5", f"template against grammar: {name}", HISTORY_ADVICE, is_binding=False) as note:
+        title = f"answer of mode {renderer.mode} by the template: {name}"
+        with recorder.check("P5", title, HISTORY_ADVICE, is_binding=False) as note:
             note(_compare(renderer, answer))
 
 
-def _open_renderer(
-    recipe: Recipe, grammar: ResponseGrammar, tokenizer: Tokenizer, target: Path, recorder: Recorder
-) -> PromptRenderer | None:
-    with recorder.check("P5", "generation prompt", ADVICE) as note:
-        renderer = PromptRenderer(target, grammar, tokenizer, recipe.target.mode, recipe.target.template_options)
-        renderer.render_ids([{"role": "user", "content": QUESTION}])
-        note(f"ends with {grammar.mode(recipe.target.mode).prompt_ends_with!r}")
-        return renderer
-    return None
+def check_literals(renderer: PromptRenderer, recorder: Recorder) -> None:
+    """P7: the text of a control token in a conversation stays ordinary."""
+    tokenizer = renderer.tokenizer
+    with recorder.check("P7", f"control literals in prompts of mode {renderer.mode}", "Use another template.") as note:
+        literals = sorted(tokenizer.control_literals)
+        control = {tokenizer.control_id(literal) for literal in literals}
+        plain = renderer.render_ids([{"role": "user", "content": "x"}])
+        spiked = renderer.render_ids([{"role": "user", "content": " ".join(["x", *literals])}])
+        expected = [token_id for token_id in plain if token_id in control]
+        found = [token_id for token_id in spiked if token_id in control]
+        require(found == expected, f"{len(found)} control ids with literals in the text, expected {len(expected)}.")
+        note(f"{len(literals)} literals stay ordinary text")
 
 
 def _compare(renderer: PromptRenderer, answer: Completion) -> str:
