@@ -9,7 +9,7 @@ import json
 import re
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeAlias, cast
 
@@ -34,6 +34,7 @@ repetitions, and only spells the rest at greater length."""
 MIN_REPEATED_CHARS = 20
 """Shorter reasoning may well be repeated in the answer by chance."""
 _SPACING = re.compile(r"\s+")
+_LZ4: Any = pa.Codec("lz4_raw")
 
 
 def end_token(subject: Subject) -> Iterator[AuditFinding]:
@@ -150,11 +151,10 @@ def _matches(found: bytes, text: str, subject: Subject) -> bool:
         return True  # a lone surrogate is rule A10's
     padding = subject.rules.padding
     for wanted in _unspaced(core, subject.rules.grammar.variants):
-        if any(
-            len(found) == len(before) + len(wanted) + len(after) and found == before + wanted + after
-            for before in padding
-            for after in padding
-        ):
+        if found == wanted:
+            return True
+        surplus = len(found) - len(wanted)
+        if any(found == before + wanted + after for before, after in padding if len(before) + len(after) == surplus):
             return True
     # Parts of a mode that wrote nothing (no reply text, only padding or nothing at all).
     return not text.strip() and not found.strip()
@@ -172,7 +172,7 @@ def _unspaced(text: bytes, variants: Variants) -> Iterator[bytes]:
 
 
 def _lz4_size(data: bytes) -> int:
-    return len(cast("bytes", pa.compress(data, codec="lz4_raw", asbytes=True)))
+    return cast("int", _LZ4.compress(data).size)
 
 
 def _excerpt(data: bytes) -> str:
@@ -335,11 +335,24 @@ def literal_in_prompt(subject: Subject) -> Iterator[AuditFinding]:
 
     Such prompts are dropped before anything is spent, unless the recipe keeps them on purpose.
     """
-    text = json.dumps([list(subject.prompt.messages), list(subject.prompt.tools)], ensure_ascii=False)
-    found = subject.rules.find_literal(text)
+    texts = _texts_in([*subject.prompt.messages, *subject.prompt.tools])
+    found = next(filter(None, map(subject.rules.find_literal, texts)), None)
     if found is not None:
         severity = Severity.WARNING if subject.rules.keeps_literals else Severity.ERROR
         yield subject.finding("A21", severity, f"the prompt holds the text {found!r} of a control token")
+
+
+def _texts_in(document: object) -> Iterator[str]:
+    """Yield every text of a JSON document, names of members included."""
+    if isinstance(document, str):
+        yield document
+    elif isinstance(document, dict):
+        for name, value in cast("dict[str, object]", document).items():
+            yield name
+            yield from _texts_in(value)
+    elif isinstance(document, (list, tuple)):
+        for value in cast("Sequence[object]", document):
+            yield from _texts_in(value)
 
 
 SAMPLE_RULES: Mapping[str, SampleRule] = {

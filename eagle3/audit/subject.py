@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, groupby
+from itertools import chain, groupby, product
 
 from eagle3.errors import TokenizerError
 from eagle3.records import (
@@ -85,12 +85,13 @@ class TokenRules:
         return SegmentKind.REASONING if opens_in_prompt else SegmentKind.CONTENT
 
     @cached_property
-    def padding(self) -> frozenset[bytes]:
-        """What the grammar may write directly beside a text of the reply; nothing is always among it."""
+    def padding(self) -> Sequence[tuple[bytes, bytes]]:
+        """What the grammar may write directly before and after a text of the reply; may be nothing."""
         around = (self.mode.content, self.mode.reasoning or Around())
         parts = [part for entry in around for part in (*entry.before, *entry.after)]
         parts += self.grammar.tools.after_content if self.grammar.tools is not None else ()
-        return frozenset({b"", *(part.text.encode() for part in parts if part.text is not None)})
+        texts = {b"", *(part.text.encode() for part in parts if part.text is not None)}
+        return list(product(texts, texts))
 
     @cached_property
     def control_literal(self) -> re.Pattern[str]:

@@ -169,7 +169,8 @@ def edges_of(completion: Completion, grammar: ResponseGrammar, mode_name: str) -
     elements = _elements(completion, grammar, mode_name, Habits(), shapes_of(completion, grammar, mode_name)[0])
     for index, element in enumerate(elements):
         if not isinstance(element, str) and element.is_reply and element.text:
-            yield from ((edge, element.text) for edge in sorted(_edges_at(elements, index, ends)))
+            touched = zip(Edge, _edges_at(elements, index, ends), strict=True)
+            yield from ((edge, element.text) for edge, is_touched in touched if is_touched)
 
 
 def shapes_of(
@@ -373,23 +374,21 @@ def _strip_spaces(elements: Sequence[_Element], habits: Habits, ends: _Ends) -> 
             result.append(element)
             continue
         text = element.text
-        edges = _edges_at(elements, index, ends)
-        if habits.head_space == "strip" and Edge.HEAD in edges:
+        is_head, is_tail, is_end = _edges_at(elements, index, ends)
+        if is_head and habits.head_space == "strip":
             text = text.removeprefix(SPACE)
-        if (habits.tail_space != "keep" and Edge.TAIL in edges) or (
-            habits.tail_space == "strip_all" and Edge.END in edges
-        ):
+        if (is_tail and habits.tail_space != "keep") or (is_end and habits.tail_space == "strip_all"):
             text = text.removesuffix(SPACE)
-        result.append(replace(element, text=text))
+        result.append(element if text is element.text else _Text(element.kind, text, is_reply=True))
     return result
 
 
-def _edges_at(elements: Sequence[_Element], index: int, ends: _Ends) -> frozenset[Edge]:
+def _edges_at(elements: Sequence[_Element], index: int, ends: _Ends) -> tuple[bool, bool, bool]:
+    """Return which edges a text has, in the order of `Edge`."""
     is_last = index + 1 == len(elements)
     is_after_token = isinstance(elements[index - 1], str) if index else ends.starts_after_token
     is_before_token = not is_last and isinstance(elements[index + 1], str)
-    found = {Edge.HEAD: is_after_token, Edge.TAIL: is_before_token, Edge.END: is_last and ends.ends_before_token}
-    return frozenset(edge for edge, holds in found.items() if holds)
+    return is_after_token, is_before_token, is_last and ends.ends_before_token
 
 
 def _merged(elements: Sequence[_Element]) -> Iterator[_Element]:
@@ -415,6 +414,6 @@ def _merged(elements: Sequence[_Element]) -> Iterator[_Element]:
 def _ends_of(completion: Completion, grammar: ResponseGrammar, mode_name: str) -> _Ends:
     ending = grammar.mode(mode_name).prompt_ends_with
     return _Ends(
-        starts_after_token=any(ending.endswith(token.text) for token in grammar.control.values()),
+        starts_after_token=ending.endswith(tuple([token.text for token in grammar.control.values()])),
         ends_before_token=bool(grammar.end.get(completion.finish_reason, ())),
     )

@@ -235,13 +235,13 @@ class CachedEncoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Start with nothing remembered."""
         self._tokenizer = tokenizer
-        self._known: dict[str, list[int]] = {}
+        self._known: dict[str, tuple[int, ...]] = {}
 
-    def __call__(self, text: str) -> list[int]:
+    def __call__(self, text: str) -> tuple[int, ...]:
         """Return the ids of ordinary text."""
         found = self._known.get(text)
         if found is None:
-            found = self._known[text] = self._tokenizer.encode_ordinary(text)
+            found = self._known[text] = tuple(self._tokenizer.encode_ordinary(text))
         return found
 
 

@@ -5,8 +5,6 @@ Pure: no file, no clock, no network, so that a new grammar or profile re-derives
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
-from operator import itemgetter
 from typing import NamedTuple
 
 from eagle3.errors import TokenError
@@ -356,26 +354,23 @@ def _sample(
     *,
     delta: int | None,
 ) -> TokenSample:
-    runs = [(SegmentKind.PROMPT, len(prompt_ids)), *((piece.kind, len(piece.ids)) for piece in pieces)]
+    runs = [(SegmentKind.PROMPT, len(prompt_ids)), *[(piece.kind, len(piece.ids)) for piece in pieces]]
     if masked:
         kinds = [kind for kind, length in runs for _ in range(length)]
         for position in masked:
             kinds[len(prompt_ids) + position] = SegmentKind.AMBIGUOUS
         runs = [(kind, 1) for kind in kinds]
     segments: list[Segment] = []
-    start = 0
-    for kind, group in groupby(runs, key=itemgetter(0)):
-        stop = start + sum([length for _, length in group])
-        if stop > start:
+    start = stop = 0
+    for (kind, length), (following, _) in zip(runs, [*runs[1:], (None, 0)], strict=True):
+        stop += length
+        if kind is not following and stop > start:
             segments.append(Segment(kind=kind, start=start, stop=stop))
-        start = stop
-    input_ids = list(prompt_ids)
-    for piece in pieces:
-        input_ids += piece.ids
+            start = stop
     return TokenSample(
         sample_id=completion.sample_id,
         dataset=completion.dataset,
-        input_ids=tuple(input_ids),
+        input_ids=(*prompt_ids, *_ids(pieces)),
         num_prompt_tokens=len(prompt_ids),
         segments=tuple(segments),
         exactness=exactness,

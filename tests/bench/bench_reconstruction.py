@@ -27,8 +27,6 @@ GRAMMAR = load_grammar("kimi-k2.5")
 MODE = "thinking"
 PROMPT_IDS = list(range(200))
 MESSAGE = {"role": "user", "content": "How many apples are left?"}
-SHARD = 500
-"""Answers of a shard: the stages rebuild one, and audit one, at a time."""
 LOADING_S = 20.0
 """Time that worker processes have to load before the clock starts."""
 
@@ -81,14 +79,12 @@ def rebuild(answers: list[Completion], tokenizer: Tokenizer, profile: ProviderPr
 
 
 def rebuild_and_audit(answers: list[Completion], rules: TokenRules, profile: ProviderProfile) -> int:
-    """Do what the two stages do, one shard of answers after the other; returns the number of findings."""
+    """Do what the watch over a generation does, one answer after the other; returns the number of findings."""
     tokenizer, found = rules.tokenizer, 0
-    for start in range(0, len(answers), SHARD):
-        shard = answers[start : start + SHARD]
-        samples = [reconstruct(each, PROMPT_IDS, GRAMMAR, tokenizer, profile, mode=MODE).sample for each in shard]
-        for each, sample in zip(shard, samples, strict=True):
-            prompt = PromptRecord(sample_id=each.sample_id, dataset="bench", prompt_id="", messages=[MESSAGE])
-            found += len(audit_sample(Subject(prompt=prompt, completion=each, sample=sample, rules=rules)))
+    for each in answers:
+        sample = reconstruct(each, PROMPT_IDS, GRAMMAR, tokenizer, profile, mode=MODE).sample
+        prompt = PromptRecord(sample_id=each.sample_id, dataset="bench", prompt_id="", messages=[MESSAGE])
+        found += len(audit_sample(Subject(prompt=prompt, completion=each, sample=sample, rules=rules)))
     return found
 
 

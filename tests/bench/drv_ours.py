@@ -56,7 +56,7 @@ def prompts(count: int, dataset: str = DATASET) -> list[PromptRecord]:
     rng = random.Random(1)
     records: list[PromptRecord] = []
     for number in range(count):
-        text = f"[[{dataset[0]}{number:06d}]] " + " ".join(rng.choice(WORDS) for _ in range(150))
+        text = f"[[{dataset[0]}{number:06d}]] " + " ".join(rng.choices(WORDS, k=150))
         messages = ({"role": "user", "content": text},)
         sample_id = sample_id_of(dataset, messages, (), 0)
         records.append(PromptRecord(sample_id=sample_id, dataset=dataset, prompt_id=str(number), messages=messages))
