@@ -5,6 +5,9 @@
 Three runs against the look-alike, each held against its books: `cache` and `no cache` are killed with SIGKILL at random
 points and resumed until complete, with and without the response cache; `top-up` asks for twice what budget and account
 can pay, pauses for each, is topped up and resumed, and must cost what one pass costs. One JSON line each.
+
+Without the cache an answer is paid twice when its request was under way at a kill, or when a planted fault lost its
+reply; `in_flight_at_all_kills` bounds the first kind.
 """
 
 import argparse
@@ -76,6 +79,7 @@ def _killed(root: Path, kills: int, prompts: int, in_flight: int, *, cache: bool
         "run": "cache" if cache else "no cache",
         "kills": len(at_kill),
         "least_in_flight_at_kill": min(at_kill, default=0),
+        "in_flight_at_all_kills": sum(at_kill),
         "missing": prompts - len({row["sample_id"] for row in rows}),
         "duplicates": len(rows) - len({row["sample_id"] for row in rows}),
         "paid_more_than_once": stats["paid_more_than_once"],
