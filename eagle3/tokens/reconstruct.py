@@ -98,7 +98,8 @@ def reconstruct(
         )
     chosen, rivals, exactness = _choose(completion, grammar, tokenizer, profile, mode, shapes)
     masked = frozenset[int]().union(*(differing_positions(chosen.ids, rival.ids) for rival in rivals))
-    masked |= _end_after_uncertain(chosen.pieces, masked)
+    if masked:
+        masked |= _end_after_uncertain(chosen.pieces, masked)
     is_usual = (chosen.habits, chosen.shape) == (profile.habits, shapes[0])
     if exactness is Exactness.COUNT_REPAIRED and not is_usual:
         findings.append(_finding(completion, "variant", Severity.INFO, _describe(chosen)))
@@ -109,6 +110,7 @@ def reconstruct(
         masked,
         exactness,
         delta=None if exactness is Exactness.UNVERIFIED else chosen.delta,
+        ids=chosen.ids,
     )
     return Reconstruction(sample=sample, alternatives=len(rivals), findings=tuple(findings))
 
@@ -353,6 +355,7 @@ def _sample(
     exactness: Exactness,
     *,
     delta: int | None,
+    ids: tuple[int, ...] | None = None,
 ) -> TokenSample:
     runs = [(SegmentKind.PROMPT, len(prompt_ids)), *[(piece.kind, len(piece.ids)) for piece in pieces]]
     if masked:
@@ -370,7 +373,7 @@ def _sample(
     return TokenSample(
         sample_id=completion.sample_id,
         dataset=completion.dataset,
-        input_ids=(*prompt_ids, *_ids(pieces)),
+        input_ids=(*prompt_ids, *(_ids(pieces) if ids is None else ids)),
         num_prompt_tokens=len(prompt_ids),
         segments=tuple(segments),
         exactness=exactness,
