@@ -23,6 +23,10 @@ from eagle3.errors import ConfigurationError
 
 DEFAULT_PORT = 4200
 DEFAULT_REPORT_PORT = 4210
+ANY_PORT = 0
+"""The system chooses one."""
+MOST_STOLEN_PORTS = 3
+"""So often another port is tried after somebody else took ours."""
 START_TIMEOUT_S = 240.0
 """The first start creates the database, which takes half a minute on a busy machine."""
 POOLS: tuple[tuple[str, int | None], ...] = (("eagle3-io", None), ("eagle3-cpu", None), ("eagle3-gpu", 1))
@@ -57,7 +61,7 @@ def ensure_server(home: Path | None = None) -> str:
     if configured:
         check_server(configured)
         return configured.removesuffix("/api")
-    home = home or project_home()
+    home = (home or project_home()).resolve()
     server = running_server(home) or _start_server(home)
     os.environ.update(client_settings(server.home, server.url))
     password = os.environ.get("PREFECT_SERVER_API_AUTH_STRING")
@@ -72,8 +76,8 @@ def running_server(home: Path) -> LocalServer | None:
     if not record.is_file():
         return None
     values = json.loads(record.read_bytes())
-    server = LocalServer(url=values["url"], pid=values["pid"], home=home / "prefect")
-    return server if _is_alive(server.pid) and _answers(server.url) else None
+    server = LocalServer(url=values["url"], pid=values["pid"], home=home.resolve() / "prefect")
+    return server if _is_alive(server.pid) and _works_in(server.url, server.home) else None
 
 
 def start_workers(home: Path) -> list[int]:
@@ -127,34 +131,70 @@ def _start_server(home: Path) -> LocalServer:
     prefect_home = home / "prefect"
     prefect_home.mkdir(parents=True, exist_ok=True)
     record = home / "server.json"
-    port = _free_port(_port_of(record) if record.is_file() else DEFAULT_PORT)
-    url = f"http://127.0.0.1:{port}"
-    log_path = home / "server.log"
-    with log_path.open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-            env={**os.environ, **server_settings(prefect_home, url)},
-            stdout=log,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+    preferred = _port_of(record) if record.is_file() else DEFAULT_PORT
+    for wanted in (preferred, *[ANY_PORT] * MOST_STOLEN_PORTS):
+        port = _free_port(wanted)
+        url = f"http://127.0.0.1:{port}"
+        with (home / "server.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+                env={**os.environ, **server_settings(prefect_home, url)},
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        if wait_for_server(process, url, prefect_home):
+            commit_json(record, {"url": url, "pid": process.pid})
+            return LocalServer(url=url, pid=process.pid, home=prefect_home)
+        _stop(process.pid)
+    raise ConfigurationError(
+        f"other servers took every port on 127.0.0.1 that was free for the local Prefect server, "
+        f"{MOST_STOLEN_PORTS + 1} times. Run again, or set PREFECT_API_URL to a server of your own."
+    )
+
+
+def wait_for_server(process: subprocess.Popen[bytes], url: str, prefect_home: Path) -> bool:
+    """Wait until a server that was started answers; return False when another one answers in its place.
+
+    Between finding a port free and binding it lie seconds, in which another start may take it. Its server answers just
+    as well, but from another database, so the home tells whose it is.
+
+    Raises:
+        ConfigurationError: The server ended by itself, or does not answer in time.
+    """
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        if process.poll() is not None:
+        has_ended = process.poll() is not None
+        is_ours = _works_in(url, prefect_home)
+        if is_ours is not None:
+            return is_ours and not has_ended
+        if has_ended and _is_free(int(url.rpartition(":")[2])):
             raise ConfigurationError(
-                f"the local Prefect server ended with code {process.returncode}. "
-                f"See {log_path.name!r} in {home.name!r}."
+                f"the local Prefect server ended with code {process.returncode}. See 'server.log' in "
+                f"{prefect_home.parent.name!r}."
             )
-        if _answers(url):
-            commit_json(home / "server.json", {"url": url, "pid": process.pid})
-            return LocalServer(url=url, pid=process.pid, home=prefect_home)
+        if has_ended:
+            return False
         time.sleep(0.3)
     _stop(process.pid)
     raise ConfigurationError(
-        f"the local Prefect server did not answer within {START_TIMEOUT_S:.0f} s. "
-        f"See {log_path.name!r} in {home.name!r}, or set PREFECT_API_URL to a server of your own."
+        f"the local Prefect server did not answer within {START_TIMEOUT_S:.0f} s. See 'server.log' in "
+        f"{prefect_home.parent.name!r}, or set PREFECT_API_URL to a server of your own."
     )
+
+
+def _works_in(url: str, prefect_home: Path) -> bool | None:
+    """Tell whether the server at an address works in a home; None when none answers."""
+    try:
+        response = httpx.get(f"{url}/api/admin/settings", timeout=_HEALTH_TIMEOUT_S, auth=_auth())
+        if response.is_server_error:
+            return None
+        return response.is_success and Path(response.json()["home"]) == prefect_home
+    except httpx.HTTPError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        return False  # something else listens there
 
 
 def check_server(api_url: str) -> str:
@@ -163,9 +203,7 @@ def check_server(api_url: str) -> str:
     Raises:
         ConfigurationError: It cannot be reached, refuses the credentials, is no Prefect server, or has another version.
     """
-    credentials = os.environ.get("PREFECT_API_AUTH_STRING") or os.environ.get("PREFECT_SERVER_API_AUTH_STRING", "")
-    user, _, password = credentials.partition(":")
-    auth = (user, password) if credentials else None
+    auth = _auth()
     try:
         response = httpx.get(f"{api_url.rstrip('/')}/admin/version", timeout=_HEALTH_TIMEOUT_S, auth=auth)
     except httpx.HTTPError as exc:
@@ -174,7 +212,7 @@ def check_server(api_url: str) -> str:
             "Start it, correct the address, or unset PREFECT_API_URL to use a local server."
         ) from exc
     if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        found = "is set but was refused" if credentials else "is not set"
+        found = "is set but was refused" if auth else "is not set"
         raise ConfigurationError(
             f"the Prefect server named by PREFECT_API_URL ({api_url}) asks for credentials, and "
             f"PREFECT_API_AUTH_STRING {found}. Set it to the server's PREFECT_SERVER_API_AUTH_STRING (user:password)."
@@ -201,10 +239,10 @@ def _version_in(response: httpx.Response) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _answers(url: str) -> bool:
-    with suppress(httpx.HTTPError):
-        return httpx.get(f"{url}/api/health", timeout=2).is_success
-    return False
+def _auth() -> tuple[str, str] | None:
+    credentials = os.environ.get("PREFECT_API_AUTH_STRING") or os.environ.get("PREFECT_SERVER_API_AUTH_STRING", "")
+    user, _, password = credentials.partition(":")
+    return (user, password) if credentials else None
 
 
 def _is_alive(pid: int) -> bool:
@@ -238,13 +276,19 @@ def _port_of(record: Path) -> int:
     return int(json.loads(record.read_bytes())["url"].rpartition(":")[2])
 
 
-def _free_port(preferred: int = DEFAULT_PORT) -> int:
-    for port in (preferred, 0):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise ConfigurationError("no free port on 127.0.0.1 for the local Prefect server")
+def _free_port(preferred: int) -> int:
+    if preferred != ANY_PORT and _is_free(preferred):
+        return preferred
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", ANY_PORT))
+        return int(probe.getsockname()[1])
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -6,11 +6,11 @@ written by the schemas of `eagle3.formats`.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 JsonObject: TypeAlias = dict[str, Any]
 
@@ -18,6 +18,19 @@ JsonObject: TypeAlias = dict[str, Any]
 def canonical_json(value: object) -> str:
     """Serialise `value` so that equal values give equal text: sorted keys, no spaces, no ASCII escapes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def strings_of(value: object) -> Iterator[str]:
+    """Yield every string inside a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in cast("Mapping[str, object]", value).items():
+            yield key
+            yield from strings_of(item)
+    elif isinstance(value, (list, tuple)):
+        for item in cast("list[object]", value):
+            yield from strings_of(item)
 
 
 def sha256_text(text: str) -> str:

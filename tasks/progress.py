@@ -16,6 +16,7 @@ from prefect.context import FlowRunContext, TaskRunContext
 
 from eagle3.progress import Progress, ProgressEvent
 from eagle3.progress_log import ProgressLog
+from eagle3.progress_pace import duration
 from tasks.job import Job
 
 UPDATE_PERIOD_S = 10.0
@@ -138,21 +139,13 @@ def describe(event: ProgressEvent, per_s: float = 0.0) -> str:
     if spent is not None:
         parts.append(_usd(spent) if budget is None else f"{_usd(spent)} of {_usd(budget)}")
     if per_s > 0 and event.total > event.done:
-        parts.append(f"{_duration((event.total - event.done) / per_s)} left")
+        parts.append(f"{duration((event.total - event.done) / per_s)} left")
     if per_s > 0:
         parts.append(f"{per_s:,.3g} {event.unit} per s")
     if isinstance(refused, int):
         parts.append(f"429: {refused / max(1, event.done + refused):.0%}")
     parts += [_figure(key, value) for key, value in figures.items()]
     return " · ".join(parts)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _figure(key: str, value: float | str) -> str:

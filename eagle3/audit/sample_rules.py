@@ -9,14 +9,14 @@ import json
 import re
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, TypeAlias, cast
 
 import pyarrow as pa
 
 from eagle3.audit.subject import FINISHED, TEXT_KINDS, Subject
-from eagle3.records import AuditFinding, Exactness, SegmentKind, Severity
+from eagle3.records import AuditFinding, Exactness, SegmentKind, Severity, strings_of
 from eagle3.tokens.grammar import Around, Variants
 
 SampleRule: TypeAlias = Callable[[Subject], Iterator[AuditFinding]]
@@ -335,24 +335,11 @@ def literal_in_prompt(subject: Subject) -> Iterator[AuditFinding]:
 
     Such prompts are dropped before anything is spent, unless the recipe keeps them on purpose.
     """
-    texts = _texts_in([*subject.prompt.messages, *subject.prompt.tools])
+    texts = strings_of([*subject.prompt.messages, *subject.prompt.tools])
     found = next(filter(None, map(subject.rules.find_literal, texts)), None)
     if found is not None:
         severity = Severity.WARNING if subject.rules.keeps_literals else Severity.ERROR
         yield subject.finding("A21", severity, f"the prompt holds the text {found!r} of a control token")
-
-
-def _texts_in(document: object) -> Iterator[str]:
-    """Yield every text of a JSON document, names of members included."""
-    if isinstance(document, str):
-        yield document
-    elif isinstance(document, dict):
-        for name, value in cast("dict[str, object]", document).items():
-            yield name
-            yield from _texts_in(value)
-    elif isinstance(document, (list, tuple)):
-        for value in cast("Sequence[object]", document):
-            yield from _texts_in(value)
 
 
 SAMPLE_RULES: Mapping[str, SampleRule] = {

@@ -5,12 +5,13 @@ of it happens before money is spent.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
 
 from eagle3.prompts.reading import Conversation
+from eagle3.records import strings_of
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -107,16 +108,3 @@ def _text_of(content: object) -> str:
     if isinstance(content, list):
         return "".join(str(part["text"]) for part in cast("list[Mapping[str, object]]", content))
     return content if isinstance(content, str) else ""
-
-
-def strings_of(value: object) -> Iterator[str]:
-    """Yield every string inside a JSON value, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in cast("Mapping[str, object]", value).items():
-            yield key
-            yield from strings_of(item)
-    elif isinstance(value, (list, tuple)):
-        for item in cast("list[object]", value):
-            yield from strings_of(item)

@@ -247,15 +247,14 @@ def ordinary_decoder(pieces: Sequence[bytes | None]) -> Callable[[Sequence[int]]
     Args:
         pieces: Bytes of each id in order; None for control ids and unused ones.
     """
-    # A negative id counts from the end, so nothing stands there: seeking the smallest id costs a third of decoding.
-    table = [*pieces, *[None] * len(pieces)]
 
     def decode(ids: Sequence[int]) -> bytes:
         if not ids:
             return b""
         try:
-            found = itemgetter(*ids)(table) if len(ids) > 1 else (table[ids[0]],)
-            return b"".join(cast("Sequence[bytes]", found))
+            found = itemgetter(*ids)(pieces) if len(ids) > 1 else (pieces[ids[0]],)
+            if min(ids) >= 0:  # a negative one would count from the end of the table
+                return b"".join(cast("Sequence[bytes]", found))
         except (IndexError, TypeError):
             pass
         wrong = next(each for each in ids if not 0 <= each < len(pieces) or pieces[each] is None)

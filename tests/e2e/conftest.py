@@ -17,6 +17,6 @@ def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Generator[CommandLine]:
 
 
 @pytest.fixture(scope="session")
-def operated(eagle3: CommandLine) -> Generator[Deployed]:
+def deployed(eagle3: CommandLine) -> Generator[Deployed]:
     """Server, workers and blocks for the tests of operation."""
     yield from operate(eagle3)

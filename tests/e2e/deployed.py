@@ -98,16 +98,14 @@ class Deployed:
         with self.client() as client:
             return client.resume_flow_run(run, run_input=run_input).status.value
 
-    def make_key_block(self) -> None:
-        """Make the key block once, with the key that must never be seen again."""
+    def make_block(self, slug: str, name: str, values: dict[str, Any]) -> None:
+        """Make a block of a type, unless it is there."""
         with self.client() as client:
-            kind = client.read_block_type_by_slug("eagle3-api-key")
+            kind = client.read_block_type_by_slug(slug)
             schema = client.get_most_recent_block_schema_for_block_type(kind.id)
             assert schema is not None
-            document = BlockDocumentCreate(
-                name=KEY_BLOCK, data={"value": PLANTED_KEY}, block_schema_id=schema.id, block_type_id=kind.id
-            )
-            with suppress(ObjectAlreadyExists):  # another module made it
+            document = BlockDocumentCreate(name=name, data=values, block_schema_id=schema.id, block_type_id=kind.id)
+            with suppress(ObjectAlreadyExists):
                 client.create_block_document(document)
 
     def start_worker(self, pool: str, name: str, machine: Path | None = None) -> subprocess.Popen[bytes]:
@@ -191,14 +189,18 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = 300) -> N
     raise AssertionError(f"{what} did not happen within {timeout_s:.0f} s")
 
 
-def settings(look_alike: SimulatorProcess, *extra: str, samples: int = 60) -> list[str]:
-    """Overrides of the demo recipe: real requests to a look-alike, `samples` prompts of each of three datasets."""
-    provider = (
+def provider_of(look_alike: SimulatorProcess) -> str:
+    """The provider section of a recipe that asks a look-alike."""
+    return (
         f"{{kind: openrouter, base_url: '{look_alike.base_url}', api_key_env: EAGLE3_TEST_KEY, "
         "model: huggingfacetb/smollm2-135m-instruct}"
     )
+
+
+def settings(look_alike: SimulatorProcess, *extra: str, samples: int = 60) -> list[str]:
+    """Overrides of the demo recipe: real requests to a look-alike, `samples` prompts of each of three datasets."""
     return [
-        f"generation.provider={provider}",
+        f"generation.provider={provider_of(look_alike)}",
         f"prompts.shard_samples={max(1, samples * 2 // 3)}",
         f"corpus.validation_samples={max(3, samples // 7)}",
         "generation.stop_grace_s=5",
@@ -248,12 +250,6 @@ def _mailbox() -> Generator[tuple[str, list[str]]]:
         server.shutdown()
 
 
-@pytest.fixture(scope="session")
-def deployed(operated: Deployed) -> Deployed:
-    """The one deployment of the session, also in modules that import this name."""
-    return operated
-
-
 def operate(eagle3: CommandLine) -> Generator[Deployed]:
     """Server, workers, a key block and a notification block; watcher and janitor run only when a test calls them."""
     done = eagle3("deploy")
@@ -261,10 +257,10 @@ def operate(eagle3: CommandLine) -> Generator[Deployed]:
     server: dict[str, Any] = json.loads((eagle3.home / "server.json").read_bytes())
     with _mailbox() as (address, notices):
         deployed = Deployed(eagle3, server["url"], notices)
-        _make_block(deployed, "eagle3-api-key", KEY_BLOCK, {"value": PLANTED_KEY})
+        deployed.make_block("eagle3-api-key", KEY_BLOCK, {"value": PLANTED_KEY})
         message = {"subject": "{{subject}}", "body": "{{body}}"}
         webhook = {"name": "mailbox", "url": address, "json_data": message}
-        _make_block(deployed, "custom-webhook", "eagle3-notify", webhook)
+        deployed.make_block("custom-webhook", "eagle3-notify", webhook)
         done = eagle3("up")
         assert done.returncode == 0, done.stderr[-3000:]
         assert done.stdout.strip() == server["url"]
@@ -274,13 +270,3 @@ def operate(eagle3: CommandLine) -> Generator[Deployed]:
         _stop(*(worker.pid for worker in deployed.started))
         for worker in deployed.started:
             worker.wait(timeout=30)
-
-
-def _make_block(deployed: Deployed, slug: str, name: str, values: dict[str, Any]) -> None:
-    with deployed.client() as client:
-        kind = client.read_block_type_by_slug(slug)
-        schema = client.get_most_recent_block_schema_for_block_type(kind.id)
-        assert schema is not None
-        document = BlockDocumentCreate(name=name, data=values, block_schema_id=schema.id, block_type_id=kind.id)
-        with suppress(ObjectAlreadyExists):  # another module made it
-            client.create_block_document(document)

@@ -1,4 +1,4 @@
-"""What tests that operate a deployment through its face share: a server with workers, the look-alike, a recipe."""
+"""What tests that operate a deployment through its face share: a look-alike that takes its time, a recipe file."""
 
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -17,8 +17,8 @@ from prefect.client.schemas.objects import Artifact
 
 from eagle3.recipe import load_recipe
 from eagle3.simulator.process import SimulatorProcess
-from tests.e2e.command_line import RECIPE, CommandLine
-from tests.e2e.deployed import ANSWERS, SCENARIO, Deployed
+from tests.e2e.command_line import RECIPE
+from tests.e2e.deployed import ANSWERS, SCENARIO, Deployed, provider_of
 
 DATASETS = 3
 
@@ -30,23 +30,10 @@ def look_alike() -> Generator[SimulatorProcess]:
         yield process
 
 
-@pytest.fixture(scope="module")
-def deployed(eagle3: CommandLine) -> Deployed:
-    done = eagle3("up")
-    assert done.returncode == 0, done.stderr[-3000:]
-    deployed = Deployed(eagle3, done.stdout.strip())
-    deployed.make_key_block()
-    return deployed
-
-
 def write_recipe(path: Path, look_alike: SimulatorProcess, samples: int, values: Sequence[str] = ()) -> Path:
     """Write a recipe as a person would have it: everything in the file, nothing in the form but its path."""
-    provider = (
-        f"{{kind: openrouter, base_url: '{look_alike.base_url}', api_key_env: EAGLE3_TEST_KEY, "
-        "model: huggingfacetb/smollm2-135m-instruct}"
-    )
     overrides = [
-        f"generation.provider={provider}",
+        f"generation.provider={provider_of(look_alike)}",
         f"prompts.shard_samples={samples // DATASETS // 2}",
         "generation.stop_grace_s=5",
         *(f"prompts.datasets.{index}.max_samples={samples // DATASETS}" for index in range(DATASETS)),

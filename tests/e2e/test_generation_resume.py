@@ -1,13 +1,30 @@
 """A half-done dataset resumes: answers brought along, a token budget, streamed replies, and failures tried again."""
 
+import time
 from decimal import Decimal
 from typing import Any
+
+import httpx
 
 from eagle3.artifacts import RunDirectory, Stage
 from eagle3.formats import COMPLETIONS, read_rows, write_json_lines
 from eagle3.generation import import_answers, reopen
+from eagle3.generation.figures import book_figures
+from eagle3.generation.history import replay
+from eagle3.generation.journal import encode_line
+from eagle3.generation.shards import open_completions
 from eagle3.records import IMPORTED_PROVIDER, FailureClass
-from tests.e2e.test_generation_crash import KEY, SCENARIO, build, check_complete, recipe_of, run_once, server
+from tests.e2e.test_generation_crash import (
+    DATASETS,
+    KEY,
+    MODEL,
+    SCENARIO,
+    build,
+    check_complete,
+    recipe_of,
+    run_once,
+    server,
+)
 
 CALM: dict[str, Any] = {**SCENARIO, "faults": []}
 STREAMED = "generation.provider.stream=true"
@@ -60,3 +77,43 @@ def test_chosen_failures_are_tried_again(tmp_path, monkeypatch):
         again = run_once(tmp_path, process.base_url)
         assert again.stats["failed"] <= failed
         assert again.stats["samples"] + again.stats["failed"] == 80
+
+
+def test_money_in_doubt_at_sealing_is_settled_by_the_next_call(tmp_path, monkeypatch):
+    """A request of which only the generation's name arrived: the service keeps books, and is asked for them."""
+    monkeypatch.setenv("EAGLE3_TEST_KEY", KEY)
+    build(tmp_path, 20, CALM)
+    with server(tmp_path) as process:
+        run_once(tmp_path, process.base_url)
+        message = {"role": "user", "content": "first prompt 0"}
+        lost = httpx.post(
+            f"{process.base_url}/chat/completions",
+            json={"model": MODEL, "messages": [message], "max_tokens": 64},
+            headers={"authorization": f"Bearer {KEY}"},
+            timeout=30,
+        ).json()
+        run, recipe = RunDirectory(tmp_path / "run"), recipe_of(tmp_path, process.base_url)
+        stage = open_completions(recipe, run)
+        assert stage.manifest is not None
+        sample_id = answers_of(tmp_path, "first")[0]["sample_id"]
+        intent = {
+            "kind": "intent",
+            "id": sample_id,
+            "attempt": 99,
+            "reserved_usd": "0.5",
+            "routing": "r",
+            "sha256": "s",
+        }
+        named = {"kind": "accepted", "requests": [[sample_id, 99, lost["id"]]]}
+        lines = [encode_line(intent), encode_line(named)]
+        (stage.path / "first" / "journal-9999.jsonl").write_bytes(b"".join(lines))
+        totals = dict.fromkeys(DATASETS, 20)
+        in_doubt = book_figures(*replay(stage.path, totals, recipe.generation.budget_usd), totals)
+        assert Decimal(in_doubt["held_usd"]) == Decimal("0.5")
+        sealed = stage.seal(stage.manifest.shards, {**stage.manifest.stats, **in_doubt})
+
+        settled = run_once(tmp_path, process.base_url)
+        assert settled.digest == sealed.digest
+        assert Decimal(settled.stats["held_usd"]) == 0
+        assert Decimal(settled.stats["spent_usd"]) == Decimal(process.stats()["billed_usd"])
+        assert Decimal(settled.stats["spent_usd"]) > Decimal(sealed.stats["spent_usd"])

@@ -14,7 +14,6 @@ from tests.e2e.deployed import (
     SCENARIO,
     Deployed,
     assert_equal,
-    deployed,  # noqa: F401 - fixture
     kill,
     look_alike,  # noqa: F401 - fixture
     settings,
@@ -34,7 +33,7 @@ def other_look_alike() -> Generator[SimulatorProcess]:
 
 
 def test_run_dry_topped_up_killed_and_continued(
-    deployed: Deployed,  # noqa: F811
+    deployed: Deployed,
     look_alike: SimulatorProcess,  # noqa: F811
     other_look_alike: SimulatorProcess,
     tmp_path: Path,
@@ -69,7 +68,7 @@ def test_run_dry_topped_up_killed_and_continued(
     _assert_key_is_nowhere(deployed)
 
 
-def _assert_key_is_nowhere(deployed: Deployed) -> None:  # noqa: F811
+def _assert_key_is_nowhere(deployed: Deployed) -> None:
     """After runs that paused and were killed: database, results, logs, run directories, messages, API."""
     places = [path for root in (deployed.line.home, *deployed.roots) for path in root.rglob("*") if path.is_file()]
     assert any(path.name == "prefect.db" for path in places)
@@ -81,5 +80,5 @@ def _assert_key_is_nowhere(deployed: Deployed) -> None:  # noqa: F811
     assert "*" in str(block.data["value"])
 
 
-def test_registering_again_changes_only_what_is_new(deployed: Deployed) -> None:  # noqa: F811
+def test_registering_again_changes_only_what_is_new(deployed: Deployed) -> None:
     assert deployed.changes == ["automation eagle3 notify: created"]

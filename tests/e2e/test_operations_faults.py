@@ -24,7 +24,6 @@ from tests.e2e.deployed import (
     OPERATIONS_ONLY,
     Deployed,
     assert_equal,
-    deployed,  # noqa: F401 - fixture
     kill,
     look_alike,  # noqa: F401 - fixture
     settings,

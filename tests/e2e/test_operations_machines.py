@@ -21,7 +21,6 @@ from tests.e2e.deployed import (
     KEY_BLOCK,
     OPERATIONS_ONLY,
     Deployed,
-    deployed,  # noqa: F401 - fixture
     kill,
     look_alike,  # noqa: F401 - fixture
     settings,

@@ -10,7 +10,6 @@ from eagle3.simulator.process import SimulatorProcess
 from tests.e2e.deployed import KEY_BLOCK, OPERATIONS_ONLY, Deployed, until
 from tests.e2e.operating import (
     change_recipe,
-    deployed,  # noqa: F401 - a fixture
     log_lines_of,
     look_alike,  # noqa: F401 - a fixture
     write_recipe,
@@ -27,7 +26,7 @@ def fresh_account(look_alike: SimulatorProcess) -> None:  # noqa: F811
     look_alike.set_key_limit(None)
 
 
-def start(deployed: Deployed, recipe: Path, budget_usd: float | None = None) -> UUID:  # noqa: F811
+def start(deployed: Deployed, recipe: Path, budget_usd: float | None = None) -> UUID:
     return deployed.start(
         "pipeline",
         recipe=str(recipe),
@@ -44,7 +43,7 @@ def attempts(run_directory: Path) -> int:
 
 
 def test_two_watchers_and_the_resume_button_continue_a_run_once(
-    deployed: Deployed,  # noqa: F811
+    deployed: Deployed,
     look_alike: SimulatorProcess,  # noqa: F811
     tmp_path: Path,
 ) -> None:
@@ -72,7 +71,7 @@ def test_two_watchers_and_the_resume_button_continue_a_run_once(
 
 
 def test_the_second_run_of_a_recipe_fails_at_once_and_says_who_works_there(
-    deployed: Deployed,  # noqa: F811
+    deployed: Deployed,
     look_alike: SimulatorProcess,  # noqa: F811
     tmp_path: Path,
 ) -> None:
@@ -93,7 +92,7 @@ def test_the_second_run_of_a_recipe_fails_at_once_and_says_who_works_there(
 
 
 def test_a_spent_budget_waits_for_a_higher_one_whatever_the_account_holds(
-    deployed: Deployed,  # noqa: F811
+    deployed: Deployed,
     look_alike: SimulatorProcess,  # noqa: F811
     tmp_path: Path,
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, temporary_settings
 
 from tests.e2e.command_line import CommandLine
-from tests.e2e.deployed import KEY_BLOCK, OPERATIONS_ONLY, Deployed
+from tests.e2e.deployed import KEY_BLOCK, OPERATIONS_ONLY, PLANTED_KEY, Deployed
 
 pytestmark = [pytest.mark.slow, OPERATIONS_ONLY]
 
@@ -47,7 +47,7 @@ def test_a_server_with_a_password_serves_those_who_know_it(line: CommandLine) ->
     assert httpx.get(f"{url}/api/admin/version").status_code == httpx.codes.UNAUTHORIZED
     with temporary_settings({PREFECT_API_AUTH_STRING: PASSWORD}):
         deployed = Deployed(line, url)
-        deployed.make_key_block()
+        deployed.make_block("eagle3-api-key", KEY_BLOCK, {"value": PLANTED_KEY})
         deployed.call("janitor")  # a worker and its flow run reach the server
     found = examine(line)
     assert found["API key"]["found"] == f"block {KEY_BLOCK}"

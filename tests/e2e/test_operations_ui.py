@@ -20,7 +20,6 @@ from tests.e2e.deployed import ANSWERS, KEY_BLOCK, SCENARIO, Deployed, until
 from tests.e2e.operating import (
     artifacts_of,
     change_recipe,
-    deployed,  # noqa: F401 - a fixture
     log_lines_of,
     look_alike,  # noqa: F401 - a fixture
     write_recipe,
@@ -112,7 +111,7 @@ def page() -> Generator[Any]:
 
 
 @pytest.fixture
-def browser(page: Any, deployed: Deployed, tmp_path: Path) -> Browser:  # noqa: F811
+def browser(page: Any, deployed: Deployed, tmp_path: Path) -> Browser:
     folder = Path(os.environ.get("EAGLE3_SCREENSHOTS", tmp_path))
     folder.mkdir(parents=True, exist_ok=True)
     return Browser(page, deployed.url, folder)
@@ -126,7 +125,7 @@ def other_account() -> Generator[SimulatorProcess]:
 
 
 def test_a_person_runs_it_from_the_ui(
-    deployed: Deployed,  # noqa: F811
+    deployed: Deployed,
     look_alike: SimulatorProcess,  # noqa: F811
     other_account: SimulatorProcess,
     browser: Browser,
@@ -187,7 +186,7 @@ def test_a_person_runs_it_from_the_ui(
     _look_at_the_results(browser, run)
 
 
-def _fill_the_form(browser: Browser, deployed: Deployed, **values: str) -> None:  # noqa: F811
+def _fill_the_form(browser: Browser, deployed: Deployed, **values: str) -> None:
     with deployed.client() as client:
         pipeline = client.read_deployment_by_name("pipeline/pipeline").id
     browser.open(f"deployments/deployment/{pipeline}/run")
@@ -198,7 +197,7 @@ def _fill_the_form(browser: Browser, deployed: Deployed, **values: str) -> None:
     browser.page.get_by_role("option", name="generate").click()
 
 
-def _submit(browser: Browser, deployed: Deployed, recipe: Path) -> UUID:  # noqa: F811
+def _submit(browser: Browser, deployed: Deployed, recipe: Path) -> UUID:
     """Press Submit until the run is there."""
 
     def is_submitted() -> bool:
@@ -213,7 +212,7 @@ def _submit(browser: Browser, deployed: Deployed, recipe: Path) -> UUID:  # noqa
     return run
 
 
-def _run_of(deployed: Deployed, recipe: Path) -> UUID | None:  # noqa: F811
+def _run_of(deployed: Deployed, recipe: Path) -> UUID | None:
     with deployed.client() as client:
         runs = client.read_flow_runs(limit=200)
     return next((run.id for run in runs if run.parameters.get("recipe") == str(recipe)), None)

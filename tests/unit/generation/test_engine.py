@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from eagle3.errors import BudgetReachedError, CredentialsError, CreditsExhaustedError, RunRejectedError
 from eagle3.records import FailureClass
-from tests.unit.generation.world import World, buy, prompts_of
+from tests.unit.generation.world import ENDPOINT, World, buy, prompts_of
 
 pytestmark = pytest.mark.usefixtures("no_waiting")
 
@@ -52,6 +52,18 @@ def test_a_lost_reply_is_fetched_from_the_cache_and_paid_once(tmp_path, kind):
     assert entry["from_cache"]
     assert Decimal(entry["cost_usd"]) == world.bill
     assert entry["usage"]["completion_tokens"] > 0
+
+
+def test_an_answer_of_unknown_cost_is_charged_at_the_dearest_prices_and_marked(tmp_path):
+    world = World({"a": ["unlisted"], "b": ["null cost"]})
+    history, ledger, _ = asyncio.run(buy(world, tmp_path))
+    unlisted, listed = (history.sample(prompt.sample_id).answer.read() for prompt in prompts_of(["a", "b"]))
+    assert unlisted["is_estimated"]
+    assert not listed["is_estimated"]
+    tokens = unlisted["usage"]["prompt_tokens"], unlisted["usage"]["completion_tokens"]
+    dearest = tokens[0] * ENDPOINT.prompt_usd + tokens[1] * ENDPOINT.completion_usd
+    assert Decimal(unlisted["cost_usd"]) == Decimal(unlisted["charged_usd"]) == dearest
+    assert ledger.spent_usd == dearest + Decimal(listed["cost_usd"]) > world.bill
 
 
 def test_a_worthless_reply_is_not_fetched_from_the_cache_again(tmp_path):

@@ -127,8 +127,10 @@ class World:
         tokens = 0 if kind == "empty" else 1 + len(prompt) % 40
         cost = self.charge(name, tokens, is_dear=kind == "dear")
         usage: dict[str, Any] = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": tokens, "cost": float(cost)}
-        if kind == "null cost":
+        if kind in ("null cost", "unlisted"):
             del usage["cost"]
+        if kind == "unlisted":
+            del self.generations[name]
         choice: dict[str, Any] = {"message": {"content": f"about {prompt}"}, "finish_reason": "stop"}
         if kind == "empty":
             choice["message"]["content"] = ""

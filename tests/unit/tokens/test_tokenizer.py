@@ -249,7 +249,9 @@ def test_ordinary_decoding_takes_ordinary_ids_only(family):
     assert tokenizer.decode_ordinary(ids) == "Hello there, 你好".encode()
     assert tokenizer.decode_ordinary(ids[:1]) == tokenizer.decode_bytes(ids[:1])
     assert tokenizer.decode_ordinary([]) == b""
-    for wrong in (tokenizer.control_id("end"), -1, tokenizer.vocab_size, 10**9, -tokenizer.vocab_size + ids[0]):
+    # The last ones would be `ids[0]` in a table that is counted from its end, whatever is put there.
+    around = [ids[0] - times * tokenizer.vocab_size for times in (1, 2, 3)]
+    for wrong in (tokenizer.control_id("end"), -1, tokenizer.vocab_size, 10**9, *around):
         for spoiled in ([wrong], [*ids, wrong], [wrong, *ids]):
             with pytest.raises(TokenizerError, match=f"id {wrong} is no ordinary token"):
                 tokenizer.decode_ordinary(spoiled)
