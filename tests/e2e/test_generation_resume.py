@@ -96,14 +96,8 @@ def test_money_in_doubt_at_sealing_is_settled_by_the_next_call(tmp_path, monkeyp
         stage = open_completions(recipe, run)
         assert stage.manifest is not None
         sample_id = answers_of(tmp_path, "first")[0]["sample_id"]
-        intent = {
-            "kind": "intent",
-            "id": sample_id,
-            "attempt": 99,
-            "reserved_usd": "0.5",
-            "routing": "r",
-            "sha256": "s",
-        }
+        asked = {"id": sample_id, "attempt": 99, "sha256": "s", "routing": "r"}
+        intent = {"kind": "intent", **asked, "reserved_usd": "0.5", "time": time.time()}
         named = {"kind": "accepted", "requests": [[sample_id, 99, lost["id"]]]}
         lines = [encode_line(intent), encode_line(named)]
         (stage.path / "first" / "journal-9999.jsonl").write_bytes(b"".join(lines))
