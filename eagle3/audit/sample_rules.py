@@ -115,9 +115,10 @@ def text_agrees(subject: Subject) -> Iterator[AuditFinding]:
     decoded = subject.decoded
     if decoded is None:
         return  # an id outside of the vocabulary is rule A03's
-    for kind, text in zip((SegmentKind.REASONING, SegmentKind.CONTENT), subject.parts, strict=True):
+    kinds = SegmentKind.REASONING, SegmentKind.CONTENT
+    for kind, text, said_bytes in zip(kinds, subject.parts, subject.parts_bytes, strict=True):
         found = decoded.get(kind, b"")
-        if not _matches(found, text, subject):
+        if not _matches(found, text, said_bytes, subject):
             said = _excerpt(text.encode(errors="replace"))
             detail = f"{kind.value}: ids decode to {_excerpt(found)}, the reply says {said}"
             if subject.is_given:
@@ -138,16 +139,15 @@ def text_agrees(subject: Subject) -> Iterator[AuditFinding]:
             return
 
 
-def _matches(found: bytes, text: str, subject: Subject) -> bool:
+def _matches(found: bytes, text: str, core: bytes | None, subject: Subject) -> bool:
     if subject.is_given:
         return found.decode(errors="replace").strip() == text.strip()
     form = subject.rules.grammar.tokenizer.normalizer
     if form != "none":
         found = unicodedata.normalize("NFC", found.decode(errors="replace")).encode()
         text = unicodedata.normalize("NFC", text)
-    try:
-        core = text.encode()
-    except UnicodeEncodeError:
+        core = text.encode() if core is not None else None
+    if core is None:
         return True  # a lone surrogate is rule A10's
     padding = subject.rules.padding
     for wanted in _unspaced(core, subject.rules.grammar.variants):

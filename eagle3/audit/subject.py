@@ -25,7 +25,7 @@ FINISHED = frozenset({"stop", "tool_calls"})
 """Finish reasons of an answer that the model ended itself."""
 START_CHARS = 2
 """So many first characters tell nearly all texts from those of control tokens."""
-TEXT_KINDS = frozenset({SegmentKind.REASONING, SegmentKind.CONTENT, SegmentKind.TOOL})
+TEXT_KINDS = (SegmentKind.REASONING, SegmentKind.CONTENT, SegmentKind.TOOL)
 
 
 @dataclass(frozen=True)
@@ -246,6 +246,14 @@ class Subject:
                         before = before.removeprefix(rules.grammar.control[part.token].text)
                 return before, after
         return reasoning, content
+
+    @cached_property
+    def parts_bytes(self) -> tuple[bytes | None, bytes | None]:
+        """The same in UTF-8; None for a part with half of a surrogate pair."""
+        reasoning, content = self.parts
+        if reasoning is self.completion.reasoning and content is self.completion.content:
+            return self.texts_bytes.get("reasoning", b""), self.texts_bytes.get("content", b"")
+        return _utf8(reasoning), _utf8(content)
 
     @cached_property
     def part_literals(self) -> tuple[str | None, str | None]:

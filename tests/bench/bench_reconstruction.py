@@ -27,6 +27,7 @@ GRAMMAR = load_grammar("kimi-k2.5")
 MODE = "thinking"
 PROMPT_IDS = list(range(200))
 MESSAGE = {"role": "user", "content": "How many apples are left?"}
+PROMPT = PromptRecord(sample_id="0" * 32, dataset="bench", prompt_id="", messages=[MESSAGE])
 LOADING_S = 20.0
 """Time that worker processes have to load before the clock starts."""
 
@@ -83,8 +84,7 @@ def rebuild_and_audit(answers: list[Completion], rules: TokenRules, profile: Pro
     tokenizer, found = rules.tokenizer, 0
     for each in answers:
         sample = reconstruct(each, PROMPT_IDS, GRAMMAR, tokenizer, profile, mode=MODE).sample
-        prompt = PromptRecord(sample_id=each.sample_id, dataset="bench", prompt_id="", messages=[MESSAGE])
-        found += len(audit_sample(Subject(prompt=prompt, completion=each, sample=sample, rules=rules)))
+        found += len(audit_sample(Subject(prompt=PROMPT, completion=each, sample=sample, rules=rules)))
     return found
 
 
