@@ -4,7 +4,6 @@ This module is the specification; docs/formats.md is generated from it by `pytho
 except in its `read_…` and `write_…` functions, which work on a path they are given.
 """
 
-import dataclasses
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -254,11 +253,12 @@ def prompt_from_json(values: Mapping[str, Any]) -> PromptRecord:
         CorruptShardError: Keys are missing or unknown.
     """
     try:
-        record = PromptRecord(**{name: value for name, value in values.items() if name != "num_prompt_tokens"})
-    except TypeError as exc:
+        members = {name: value for name, value in values.items() if name != "num_prompt_tokens"}
+        members["messages"], members["tools"] = tuple(members["messages"]), tuple(members.get("tools", ()))
+        return PromptRecord(**members)
+    except (KeyError, TypeError) as exc:
         message = f"a prompt record has keys {sorted(values)}: {exc}. Redo the prompts stage."
         raise CorruptShardError(message) from exc
-    return dataclasses.replace(record, messages=tuple(record.messages), tools=tuple(record.tools))
 
 
 def read_json_lines(path: Path) -> list[JsonObject]:

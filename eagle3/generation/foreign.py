@@ -16,7 +16,7 @@ from typing import Any, cast
 from eagle3.artifacts import RunDirectory, Stage
 from eagle3.errors import InputError
 from eagle3.generation.history import History, replay
-from eagle3.generation.journal import Journal, raw_field
+from eagle3.generation.journal import Journal
 from eagle3.generation.reopening import reopen
 from eagle3.generation.shards import prompt_shards, read_prompts
 from eagle3.providers.wire import Answer, ReplyKind, parse_reply
@@ -139,7 +139,7 @@ def _entry(prompt: PromptRecord, answer: Answer, body: bytes) -> JsonObject:
         "resolves": [],
         "from_cache": True,
         "latency_s": 0.0,
-        **raw_field(body),
+        "raw": body,
     }
 
 

@@ -101,6 +101,8 @@ class GenerationSession:
         self._planned_usd: JsonObject = {}
         self._stopping: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
+        self.written: dict[str, ShardRef] = {}
+        """By prompt shard, the answers that this session wrote or found complete."""
         self.history = History()
         self.ledger = Ledger(recipe.generation.budget_usd)
 
@@ -330,6 +332,7 @@ class GenerationSession:
         prompts, bounds = await self._on_files(read_prompts, self.run, shard)
         done = await self._on_files(finished_shard, self.stage, shard, prompts, self.history)
         if done is not None:
+            self.written[shard.path] = done
             return done
         total, offset = self._totals[prompts[0].dataset] if prompts else 1, self._offsets[shard.path]
         if self._watch is not None:
@@ -339,7 +342,9 @@ class GenerationSession:
                     self._watch.known(prompt, place)
         ranks = [(offset + number) / total for number in range(len(prompts))]
         await engine.buy_shard(prompts, ranks, bounds)
-        return await self._on_files(write_shard, self.stage, shard, prompts, self.history, self._quantizations)
+        done = await self._on_files(write_shard, self.stage, shard, prompts, self.history, self._quantizations)
+        self.written[shard.path] = done
+        return done
 
     async def _on_files(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         return await asyncio.get_running_loop().run_in_executor(

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 from eagle3.generation.doubts import Doubts
 from eagle3.generation.history import History
-from eagle3.generation.journal import Journal, raw_field
+from eagle3.generation.journal import Journal
 from eagle3.generation.ledger import Ledger, RequestKey
 from eagle3.providers.base import ChatProvider, GenerationRecord, PriceCap, RawReply, money_up
 from eagle3.providers.classify import Billing, Outcome
@@ -77,7 +77,7 @@ class Settlement:
             "resolves": resolves,
             "from_cache": reply.is_cache_hit,
             "latency_s": round(reply.elapsed_s, 4),
-            **raw_field(reply.body),
+            "raw": reply.body,
         }
         place, durable = self._journal.append_later(dataset, entry)
         entry.pop("raw", None)  # the body is in the kernel's hands; thousands of answers may wait for one sync
@@ -181,7 +181,7 @@ class Settlement:
             "code": outcome.code,
             "message": outcome.message if message is None else message,
             "latency_s": round(reply.elapsed_s, 4),
-            **raw_field(reply.body[-KEPT_ERROR_BYTES:]),
+            "raw": reply.body[-KEPT_ERROR_BYTES:],
         }
         await self._journal.append(dataset, entry)
         self._history.apply(dataset, entry)

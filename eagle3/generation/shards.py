@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 
+from pydantic_core import to_json
+
 from eagle3.artifacts import OpenStage, RunDirectory, ShardRef, Stage, StageManifest, verify_shard
 from eagle3.errors import ArtifactError
 from eagle3.formats import COMPLETIONS, completion_to_row, prompt_from_json, read_json_lines, write_rows
@@ -84,7 +86,7 @@ def counted_bound(num_prompt_tokens: int) -> int:
 
 def prompt_token_bound(prompt: PromptRecord) -> int:
     """Return a number of tokens that the rendered prompt cannot exceed."""
-    return len(canonical_json([list(prompt.messages), list(prompt.tools)]).encode()) + TOKENS_BEYOND_TEXT
+    return len(to_json([prompt.messages, prompt.tools])) + TOKENS_BEYOND_TEXT
 
 
 def completion_from_entry(dataset: str, entry: JsonObject, quantizations: Mapping[str, str | None]) -> Completion:

@@ -53,10 +53,12 @@ def seal_completions(session: GenerationSession) -> StageManifest:
     stage, shards = session.stage, list[ShardRef]()
     quantizations = quantizations_of(session.recipe, known_endpoints(stage.file(ENDPOINTS_NAME)))
     for prompt_shard in prompt_shards(session.run.sealed(Stage.PROMPTS)):
-        prompts, _ = read_prompts(session.run, prompt_shard)
-        shard = written_shard(stage, prompt_shard, prompts, session.history)
+        shard = session.written.get(prompt_shard.path)
         if shard is None:
-            shard = write_shard(stage, prompt_shard, prompts, session.history, quantizations)
+            prompts, _ = read_prompts(session.run, prompt_shard)
+            shard = written_shard(stage, prompt_shard, prompts, session.history)
+            if shard is None:
+                shard = write_shard(stage, prompt_shard, prompts, session.history, quantizations)
         shards.append(shard)
     probes = stage.existing_shard(PROBES_NAME)
     return stage.seal([*shards, failures, *([probes] if probes is not None else [])], stats)

@@ -177,36 +177,40 @@ class Outcome:
     generation_id: str | None
 
 
-def classify(reply: RawReply) -> Outcome:  # noqa: PLR0911 - one return per kind of reply
+_SHAPES: Mapping[ReplyKind, tuple[Verdict, Billing | None]] = {
+    ReplyKind.ANSWER: (Verdict.ANSWERED, None),
+    # A finish reason of `error` is insured, but partial text was made: what the reply reports is charged.
+    ReplyKind.CHOICE_ERROR: (Verdict.RETRY, None),
+    ReplyKind.PADDING_ONLY: (Verdict.AMBIGUOUS, Billing.UNKNOWN),
+    ReplyKind.MALFORMED: (Verdict.AMBIGUOUS, Billing.UNKNOWN),
+    ReplyKind.PARTIAL_REASONING: (Verdict.SAMPLE_REJECTED, None),
+    ReplyKind.UNFINISHED: (Verdict.BAD_ANSWER, None),
+    ReplyKind.EMPTY: (Verdict.BAD_ANSWER, None),
+}
+"""What a body without a top-level error means; None: what it reports is charged."""
+
+
+def classify(reply: RawReply) -> Outcome:
     """Say what one reply means."""
     if reply.failure is not None:
         verdict, billing = _TRANSPORT[reply.failure]
         return _outcome(reply, None, verdict, billing, reply.failure.value, reply.message)
     parsed = parse_reply(reply.body)
-    status = reply.status or 0
+    kind, answer, status = parsed.kind, parsed.answer, reply.status or 0
     if status >= 300:
         error = parsed.error or ErrorBody(code=status, message=f"HTTP {status} with a body that is no JSON error")
         return _by_rule(reply, parsed, status, error)
-    if parsed.kind is ReplyKind.ERROR and parsed.error is not None:
-        code = parsed.error.code if parsed.error.code and 300 <= parsed.error.code < 600 else 500
-        return _by_rule(reply, parsed, code, parsed.error, is_inside_200=True)
-    if parsed.kind is ReplyKind.CHOICE_ERROR and parsed.error is not None:
-        # A finish reason of `error` is insured, but partial text was made: what the reply reports is charged.
-        message = parsed.error.message or "the choice ended with an error"
-        return _outcome(reply, parsed, Verdict.RETRY, _reported(parsed), "choice error", message)
-    if parsed.kind is ReplyKind.PADDING_ONLY:
-        return _outcome(reply, parsed, Verdict.AMBIGUOUS, Billing.UNKNOWN, parsed.kind.value, parsed.detail)
-    if parsed.kind is ReplyKind.MALFORMED:
-        return _outcome(reply, parsed, Verdict.AMBIGUOUS, Billing.UNKNOWN, parsed.kind.value, parsed.detail)
-    if parsed.kind is ReplyKind.PARTIAL_REASONING:
-        return _outcome(reply, parsed, Verdict.SAMPLE_REJECTED, _reported(parsed), parsed.kind.value, parsed.detail)
-    if parsed.kind is ReplyKind.UNFINISHED:
-        is_filter = parsed.answer is not None and parsed.answer.finish_reason == "content_filter"
-        verdict = Verdict.SAMPLE_REJECTED if is_filter else Verdict.BAD_ANSWER
-        return _outcome(reply, parsed, verdict, _reported(parsed), parsed.kind.value, parsed.detail)
-    if parsed.kind is ReplyKind.EMPTY:
-        return _outcome(reply, parsed, Verdict.BAD_ANSWER, _reported(parsed), parsed.kind.value, parsed.detail)
-    return _outcome(reply, parsed, Verdict.ANSWERED, _reported(parsed), "answer", "")
+    if kind is ReplyKind.ERROR:
+        error = parsed.error or ErrorBody(code=None, message="")
+        code = error.code if error.code and 300 <= error.code < 600 else 500
+        return _by_rule(reply, parsed, code, error, is_inside_200=True)
+    verdict, billing = _SHAPES[kind]
+    if kind is ReplyKind.UNFINISHED and answer is not None and answer.finish_reason == "content_filter":
+        verdict = Verdict.SAMPLE_REJECTED
+    message = parsed.detail
+    if kind is ReplyKind.CHOICE_ERROR:
+        message = (parsed.error.message if parsed.error is not None else "") or "the choice ended with an error"
+    return _outcome(reply, parsed, verdict, billing or _reported(parsed), kind.value, message)
 
 
 def _by_rule(
@@ -236,11 +240,14 @@ def _outcome(
     message: str,
     code: int | None = None,
 ) -> Outcome:
-    error = parsed.error if parsed is not None else None
-    answer = parsed.answer if parsed is not None else None
-    hints = [reply.retry_after_s, error.retry_after_s if error is not None else None]
-    waits = [hint for hint in hints if hint is not None]
-    provider = answer.provider if answer is not None else None
+    provider = generation_id = None
+    retry_after_s = reply.retry_after_s
+    if parsed is not None and parsed.answer is not None:
+        provider, generation_id = parsed.answer.provider, parsed.answer.generation_id
+    if parsed is not None and parsed.error is not None:
+        provider = provider or parsed.error.provider
+        waits = [hint for hint in (retry_after_s, parsed.error.retry_after_s) if hint is not None]
+        retry_after_s = max(waits, default=None)
     return Outcome(
         verdict=verdict,
         billing=billing,
@@ -248,7 +255,7 @@ def _outcome(
         message=message,
         parsed=parsed,
         code=code if code is not None else reply.status,
-        provider=provider or (error.provider if error is not None else None),
-        retry_after_s=max(waits) if waits else None,
-        generation_id=(answer.generation_id if answer is not None else None) or reply.generation_id,
+        provider=provider,
+        retry_after_s=retry_after_s,
+        generation_id=generation_id or reply.generation_id,
     )

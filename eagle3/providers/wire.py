@@ -10,9 +10,10 @@ from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from eagle3.providers.base import money
+from eagle3.providers.bodies import REPLY_BODY, Choice, Message, ReplyBody, ToolCallBody, UsageBody
 from eagle3.providers.stream import END, join_stream
 from eagle3.records import JsonObject, ToolCall, Usage
 
@@ -20,85 +21,11 @@ FINISH_REASONS = frozenset({"stop", "length", "tool_calls"})
 """Endings that are answers. Any other is quarantined, not counted as success."""
 
 _WHOLE_REASONING = frozenset({"reasoning.text"})
-
-
 _STREAM_STARTS = (b"data:", b":", b"event:")
 
 
 class _IncompleteError(Exception):
     """A stream that is no whole reply."""
-
-
-class _Wire(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-
-class _Function(_Wire):
-    name: str = ""
-    arguments: str | None = None
-
-
-class _ToolCall(_Wire):
-    id: str | None = None
-    function: _Function = Field(default_factory=_Function)
-
-
-class _ReasoningDetail(_Wire):
-    type: str = ""
-    text: str | None = None
-
-
-class _Message(_Wire):
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    reasoning_details: list[_ReasoningDetail] | None = None
-    tool_calls: list[_ToolCall] | None = None
-
-
-class _Choice(_Wire):
-    message: _Message = Field(default_factory=_Message)
-    finish_reason: str | None = None
-    native_finish_reason: str | None = None
-    error: Any = None
-    token_ids: list[int] | None = None
-    response_token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
-    logprobs: Any = None
-    meta_info: JsonObject | None = None
-
-
-class _PromptDetails(_Wire):
-    cached_tokens: int | None = None
-
-
-class _CompletionDetails(_Wire):
-    reasoning_tokens: int | None = None
-
-
-class _Usage(_Wire):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost: Decimal | None = None
-    reasoning_tokens: int | None = None
-    prompt_tokens_details: _PromptDetails | None = None
-    completion_tokens_details: _CompletionDetails | None = None
-
-
-class _Reply(_Wire):
-    id: str | None = None
-    model: str | None = None
-    provider: str | None = None
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
-    error: Any = None
-    prompt_token_ids: list[int] | None = None
-    object: str | None = None
-    message: Any = None
-    code: Any = None
-    text: str | None = None
-    output_ids: list[int] | None = None
-    meta_info: JsonObject | None = None
 
 
 class ReplyKind(StrEnum):
@@ -174,7 +101,7 @@ def parse_reply(body: bytes) -> ParsedReply:  # noqa: PLR0911 - one return per k
     if not text:
         return ParsedReply(kind=ReplyKind.PADDING_ONLY, detail=f"{len(body)} bytes of whitespace and no JSON")
     try:
-        reply = _streamed(text) if text.startswith(_STREAM_STARTS) else _Reply.model_validate_json(text)
+        reply = _streamed(text) if text.startswith(_STREAM_STARTS) else REPLY_BODY.validate_json(text)
     except _IncompleteError as exc:
         return ParsedReply(kind=ReplyKind.MALFORMED, detail=f"{exc} ({len(body)} bytes)")
     except ValidationError as exc:
@@ -183,105 +110,118 @@ def parse_reply(body: bytes) -> ParsedReply:  # noqa: PLR0911 - one return per k
         return ParsedReply(
             kind=ReplyKind.MALFORMED, detail=f"{place + ': ' if place else ''}{problem['msg']} ({len(body)} bytes)"
         )
-    if reply.error is not None and not reply.choices:
-        return ParsedReply(kind=ReplyKind.ERROR, error=_error_body(reply.error), answer=_billing_only(reply))
-    if reply.object == "error":  # the flat form of some OpenAI-compatible servers
-        return ParsedReply(
-            kind=ReplyKind.ERROR, error=_error_body({"message": str(reply.message or ""), "code": reply.code})
-        )
-    if not reply.choices and reply.output_ids is not None and reply.meta_info is not None:
-        reply = _chat_form(reply, reply.output_ids, reply.meta_info)
-    if not reply.choices:
+    choices, error = reply.get("choices"), reply.get("error")
+    if error is not None and not choices:
+        return ParsedReply(kind=ReplyKind.ERROR, error=_error_body(error), answer=_billing_only(reply))
+    if reply.get("object") == "error":  # the flat form of some OpenAI-compatible servers
+        fields = {"message": _text(reply.get("message")), "code": reply.get("code")}
+        return ParsedReply(kind=ReplyKind.ERROR, error=_error_body(fields))
+    if not choices:
+        choices = _generated(reply)
+    if not choices:
         return ParsedReply(kind=ReplyKind.MALFORMED, detail="JSON without choices and without an error")
-    choice = reply.choices[0]
+    choice = choices[0]
     answer = _answer(reply, choice)
-    failed = choice.error if choice.error is not None else reply.error
-    if failed is not None or choice.finish_reason == "error":
+    failed = choice.get("error")
+    if failed is None:
+        failed = error
+    if failed is not None or answer.finish_reason == "error":
         return ParsedReply(kind=ReplyKind.CHOICE_ERROR, answer=answer, error=_error_body(failed))
-    details = choice.message.reasoning_details
-    if details and any(detail.type not in _WHOLE_REASONING for detail in details):
+    details = choice.get("message", {}).get("reasoning_details")
+    if details and any(detail.get("type") not in _WHOLE_REASONING for detail in details):
         return ParsedReply(
             kind=ReplyKind.PARTIAL_REASONING, answer=answer, detail="reasoning is summarised or encrypted"
         )
-    if choice.finish_reason not in FINISH_REASONS:
-        detail = f"finish reason {choice.finish_reason!r}, expected one of {sorted(FINISH_REASONS)}"
-        kind = ReplyKind.UNFINISHED if choice.finish_reason or not _is_empty(answer) else ReplyKind.EMPTY
+    if answer.finish_reason not in FINISH_REASONS:
+        detail = f"finish reason {answer.finish_reason!r}, expected one of {sorted(FINISH_REASONS)}"
+        kind = ReplyKind.UNFINISHED if answer.finish_reason or not _is_empty(answer) else ReplyKind.EMPTY
         return ParsedReply(kind=kind, answer=answer, detail=detail)
     if _is_empty(answer):
         return ParsedReply(kind=ReplyKind.EMPTY, answer=answer, detail="no reasoning, no content, no tool call")
     return ParsedReply(kind=ReplyKind.ANSWER, answer=answer)
 
 
-def _streamed(text: bytes) -> _Reply:
+def _streamed(text: bytes) -> ReplyBody:
     """Return a stream joined; without an error it is whole only with finish reason, usage and end mark."""
     try:
         events = text.decode("utf-8")
         joined = join_stream(events)
     except (ValueError, TypeError) as exc:
         raise _IncompleteError(f"the stream was cut or is none: {type(exc).__name__}") from exc
-    reply = _Reply.model_validate(joined)
-    choice = reply.choices[0] if reply.choices else None
-    if reply.error is not None or (choice is not None and choice.error is not None):
+    reply = REPLY_BODY.validate_python(joined)
+    choice = next(iter(reply.get("choices") or []), None)
+    if reply.get("error") is not None or (choice is not None and choice.get("error") is not None):
         return reply
-    if choice is None or choice.finish_reason is None:
+    if choice is None or choice.get("finish_reason") is None:
         raise _IncompleteError("the stream ended without a finish reason")
-    if reply.usage is None:
+    if reply.get("usage") is None:
         raise _IncompleteError("the stream ended without usage")
     if not any(line.removeprefix("data:").strip() == END for line in events[-200:].split("\n")):
         raise _IncompleteError(f"the stream ended without {END}")
-    choice.message.content = choice.message.content or None  # every event says "", also of an answer that has none
+    message = choice.setdefault("message", {})
+    message["content"] = message.get("content") or None  # every event says "", also of an answer that has none
     return reply
 
 
-def _chat_form(reply: _Reply, output_ids: list[int], meta: JsonObject) -> _Reply:
-    """Return a `/generate` reply as a chat reply: its text is content, in which nothing was parsed."""
+def _generated(reply: ReplyBody) -> list[Choice] | None:
+    """Return the choices of a `/generate` reply, whose text is content in which nothing was parsed; it gets a usage."""
+    output_ids, meta = reply.get("output_ids"), reply.get("meta_info")
+    if output_ids is None or meta is None:
+        return None
     finish = meta.get("finish_reason")
     reason = _text(_mapping(finish).get("type")) or _text(finish)
-    choice = _Choice(
-        message=_Message(content=reply.text),
+    choice = Choice(
+        message=Message(content=reply.get("text")),
         finish_reason=reason,
         native_finish_reason=reason,
         token_ids=output_ids,
         error=_mapping(finish).get("message") if reason == "abort" else None,
     )
-    counts = [_integer(meta.get(name)) for name in ("prompt_tokens", "completion_tokens")]
-    usage = _Usage(prompt_tokens=counts[0] or 0, completion_tokens=counts[1] or 0) if None not in counts else None
-    return reply.model_copy(update={"id": _text(meta.get("id")), "choices": [choice], "usage": usage})
+    prompt_tokens, completion_tokens = (_integer(meta.get(name)) for name in ("prompt_tokens", "completion_tokens"))
+    reply["usage"] = None
+    if prompt_tokens is not None and completion_tokens is not None:
+        reply["usage"] = UsageBody(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
+    reply["id"] = _text(meta.get("id"))
+    return [choice]
 
 
 def _is_empty(answer: Answer) -> bool:
     return not answer.content and not answer.reasoning and not answer.tool_calls
 
 
-def _answer(reply: _Reply, choice: _Choice) -> Answer:
-    message = choice.message
-    reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
-    if reasoning is None and message.reasoning_details:
-        texts = [detail.text for detail in message.reasoning_details if detail.text is not None]
+def _answer(reply: ReplyBody, choice: Choice) -> Answer:
+    message = choice.get("message", {})
+    reasoning = message.get("reasoning")
+    if reasoning is None:
+        reasoning = message.get("reasoning_content")
+    details = message.get("reasoning_details")
+    if reasoning is None and details:
+        texts = [text for detail in details if (text := detail.get("text")) is not None]
         reasoning = "".join(texts) if texts else None
-    calls = message.tool_calls
-    meta = choice.meta_info or {}
-    completion_ids = choice.token_ids or choice.response_token_ids or meta.get("output_token_ids")
-    prompt_ids = reply.prompt_token_ids or choice.prompt_token_ids or meta.get("prompt_token_ids")
+    calls, usage, logprobs = message.get("tool_calls"), reply.get("usage"), choice.get("logprobs")
+    meta = choice.get("meta_info") or {}
+    completion_ids = choice.get("token_ids") or choice.get("response_token_ids") or meta.get("output_token_ids")
+    prompt_ids = reply.get("prompt_token_ids") or choice.get("prompt_token_ids") or meta.get("prompt_token_ids")
     return Answer(
-        generation_id=reply.id,
-        model=reply.model,
-        provider=reply.provider,
+        generation_id=reply.get("id"),
+        model=reply.get("model"),
+        provider=reply.get("provider"),
         reasoning=reasoning,
-        content=message.content,
+        content=message.get("content"),
         tool_calls=tuple(map(_tool_call, calls)) if calls else (),
-        finish_reason=choice.finish_reason,
-        native_finish_reason=choice.native_finish_reason,
-        usage=_usage(reply.usage),
-        cost_usd=_cost(reply.usage),
+        finish_reason=choice.get("finish_reason"),
+        native_finish_reason=choice.get("native_finish_reason"),
+        usage=_usage(usage) if usage is not None else None,
+        cost_usd=_cost(usage) if usage is not None else None,
         prompt_token_ids=tuple(prompt_ids) if prompt_ids else None,
         completion_token_ids=tuple(completion_ids) if completion_ids else None,
-        token_bytes=_token_bytes(choice.logprobs) if choice.logprobs is not None else None,
+        token_bytes=_token_bytes(logprobs) if logprobs is not None else None,
     )
 
 
-def _tool_call(call: _ToolCall) -> ToolCall:
-    return ToolCall(id=call.id or "", name=call.function.name, arguments=call.function.arguments or "")
+def _tool_call(call: ToolCallBody) -> ToolCall:
+    function = call.get("function", {})
+    return ToolCall(id=call.get("id") or "", name=function.get("name", ""), arguments=function.get("arguments") or "")
 
 
 def _token_bytes(logprobs: Any) -> tuple[bytes, ...] | None:
@@ -297,35 +237,33 @@ def _token_bytes(logprobs: Any) -> tuple[bytes, ...] | None:
     return tuple(found)
 
 
-def _billing_only(reply: _Reply) -> Answer | None:
-    return None if reply.usage is None else _answer(reply, _Choice())
+def _billing_only(reply: ReplyBody) -> Answer | None:
+    return None if reply.get("usage") is None else _answer(reply, {})
 
 
-def _usage(usage: _Usage | None) -> Usage | None:
-    if usage is None:
-        return None
-    completion, prompt = usage.completion_tokens_details, usage.prompt_tokens_details
-    reasoning_tokens = completion.reasoning_tokens if completion is not None else usage.reasoning_tokens
+def _usage(usage: UsageBody) -> Usage:
+    completion, prompt = usage.get("completion_tokens_details"), usage.get("prompt_tokens_details")
     return Usage(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        reasoning_tokens=reasoning_tokens,
-        cached_tokens=prompt.cached_tokens if prompt is not None else None,
+        prompt_tokens=usage.get("prompt_tokens", 0),
+        completion_tokens=usage.get("completion_tokens", 0),
+        reasoning_tokens=(completion if completion is not None else usage).get("reasoning_tokens"),
+        cached_tokens=prompt.get("cached_tokens") if prompt is not None else None,
     )
 
 
-def _cost(usage: _Usage | None) -> Decimal | None:
-    if usage is None or usage.cost is None:
+def _cost(usage: UsageBody) -> Decimal | None:
+    cost = usage.get("cost")
+    if cost is None:
         return None
     try:
-        return money(usage.cost)
+        return money(cost)
     except InvalidOperation:  # a number no account can pay: not a cost
         return None
 
 
 def _error_body(error: Any) -> ErrorBody:
     if not isinstance(error, dict):
-        return ErrorBody(code=None, message=str(error)[:500] if error is not None else "the choice ended with an error")
+        return ErrorBody(code=None, message=_text(error) or "the choice ended with an error")
     fields = cast("JsonObject", error)
     metadata = _mapping(fields.get("metadata"))
     availability = _mapping(fields.get("availability"))
@@ -337,7 +275,7 @@ def _error_body(error: Any) -> ErrorBody:
     retryable = availability.get("retryable")
     return ErrorBody(
         code=code if code is not None else _integer(fields.get("http_status") or availability.get("http_status")),
-        message=str(fields.get("message") or "")[:500],
+        message=_text(fields.get("message")) or "",
         error_type=_text(metadata.get("error_type")),
         provider=_text(provider),
         availability=_text(availability.get("code")),
@@ -365,4 +303,5 @@ def _seconds(value: Any) -> float | None:
 
 
 def _text(value: Any) -> str | None:
-    return str(value)[:500] if value else None
+    """Return words that can be written down; events of a stream may hold half a surrogate pair."""
+    return str(value)[:500].encode(errors="replace").decode() if value else None

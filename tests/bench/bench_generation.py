@@ -161,7 +161,8 @@ async def ask_httpx(url: str, count: int, connections: int) -> None:
 
 async def ask_ours(url: str, count: int, connections: int, folder: Path | None) -> None:
     """Our client; with `folder`, each reply is validated and journaled there."""
-    from eagle3.generation.journal import Journal, raw_field
+    from eagle3.generation.journal import Journal
+    from eagle3.providers.base import RawReply
     from eagle3.providers.classify import Verdict, classify
     from eagle3.providers.connection import Connection
 
@@ -169,19 +170,21 @@ async def ask_ours(url: str, count: int, connections: int, folder: Path | None) 
     client = Connection(url, None, {})
     journal = Journal(folder) if folder is not None else None
 
-    async def ask(number: int) -> None:
+    async def fetch(_number: int) -> None:
         reply = await client.post("chat/completions", body, deadline_s=600)
         assert reply.status == 200
-        if journal is None:
-            return
+
+    def keep(number: int, reply: RawReply) -> asyncio.Future[None]:
+        assert journal is not None
         outcome = classify(reply)
         assert outcome.verdict is Verdict.ANSWERED
-        assert outcome.parsed is not None
-        assert outcome.parsed.answer is not None
-        entry = {"kind": "answer", "id": number, "generation_id": outcome.parsed.answer.generation_id}
-        await journal.append("race", {**entry, **raw_field(reply.body)})
+        entry = {"kind": "answer", "id": number, "generation_id": outcome.generation_id, "raw": reply.body}
+        return journal.append_later("race", entry)[1]
 
-    await many(count, connections, ask)
+    async def fetch_and_keep(number: int) -> None:
+        await keep(number, await client.post("chat/completions", body, deadline_s=600))
+
+    await many(count, connections, fetch if journal is None else fetch_and_keep)
     await client.aclose()
     if journal is not None:
         await journal.aclose()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3.errors import ArtifactError
-from eagle3.generation.journal import Journal, decode_line, encode_line, journal_paths, raw_field, raw_of, read_journal
+from eagle3.generation.journal import Journal, decode_line, encode_line, journal_paths, raw_of, read_journal
 
 ENTRY = {"kind": "intent", "id": "a", "text": "U+2028 \u2028 and \u0085"}
 
@@ -21,7 +21,7 @@ def write(path: Path, *entries: dict[str, object], tail: bytes = b"") -> Path:
 
 @given(st.binary(max_size=300))
 def test_a_raw_body_survives_exactly(body: bytes):
-    entry = decode_line(encode_line({"kind": "answer", **raw_field(body)}))
+    entry = decode_line(encode_line({"kind": "answer", "raw": body}))
     assert entry is not None
     assert raw_of(entry) == body
 

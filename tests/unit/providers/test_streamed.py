@@ -5,6 +5,7 @@ from decimal import Decimal
 
 import pytest
 
+from eagle3.generation.journal import decode_line, encode_line
 from eagle3.providers.base import RawReply
 from eagle3.providers.classify import Billing, Verdict, classify
 from eagle3.providers.wire import ReplyKind, parse_reply
@@ -100,6 +101,15 @@ def test_an_error_in_any_event_is_seen_whatever_came_before():
         outcome = outcome_of(stream(*events))
         assert (outcome.verdict, outcome.billing) == (Verdict.RETRY, Billing.UNKNOWN), outcome
         assert "provider went away" in outcome.message
+
+
+def test_half_a_surrogate_pair_in_an_error_can_be_journaled():
+    error = {"id": "g", "error": {"code": "\ud800", "message": "cut \ud800", "metadata": {"provider_name": "P\ud800"}}}
+    body = stream(error, DONE)
+    outcome = outcome_of(body)
+    assert outcome.message.endswith("cut ?")
+    entry = {"kind": "attempt", "message": outcome.message, "provider": outcome.provider, "raw": body}
+    assert decode_line(encode_line(entry)) == {**entry, "raw": body.decode()}
 
 
 def test_calls_that_share_an_index_are_told_apart_by_their_ids():
