@@ -2,9 +2,9 @@
 
 Two kinds of line matter most. An *intent* (sample, attempt, body digest, reserved dollars) is durable before the first
 byte of its request goes out; an *outcome* (raw reply, billed usage, cost, or why there is none) is durable before an
-answer counts. Each line carries a checksum. The lines of one turn of the loop go to the kernel together at its end, and
-are synced together every `SYNC_WINDOW_S`; each process starts a new file, so a line torn by a crash is always the last
-of its file and is dropped on replay.
+answer counts. Each line carries a checksum. Lines go to the kernel together every `HAND_OVER_S`, and are synced together
+every `SYNC_WINDOW_S`; each process starts a new file, so a line torn by a crash is always the last of its file and is
+dropped on replay.
 """
 
 import asyncio
@@ -28,8 +28,11 @@ SYNC_WINDOW_S = 0.1
 Source: tests/bench/bench_generation.py."""
 ROTATE_BYTES = 256 * 1024 * 1024
 """A larger file is closed and the next one begun, so that old ones can be compressed or moved."""
+HAND_OVER_S = 0.01
+"""Lines of this time share one write; a killed process loses no more than these. One write each costs a tenth of an
+answer's own CPU. Source: tests/bench/bench_generation.py."""
 BUFFER_BYTES = 1024 * 1024
-"""A turn's lines beyond this size take more than one write."""
+"""Lines beyond this size are written before their time."""
 
 _PREFIX = b'{"crc":"'
 _PREFIX_LENGTH = len(_PREFIX) + 8 + len(b'",')
@@ -135,6 +138,7 @@ class _File:
         self.file: BinaryIO | None = None
         self.path = folder
         self.offset = 0
+        """Of the next line."""
         self.is_dirty = False
 
     def append(self, line: bytes) -> Place:
@@ -183,7 +187,7 @@ class Journal:
         self._files: dict[str, _File] = {}
         self._waiting: list[asyncio.Future[None]] = []
         self._loop = asyncio.get_running_loop()
-        self._has_turn_ended = True
+        self._is_hand_over_due = False
         self._wakeup = asyncio.Event()
         self._flushing = asyncio.Lock()
         self._writer = asyncio.create_task(self._write_forever())
@@ -241,13 +245,13 @@ class Journal:
         except OSError as exc:
             self._failure = exc  # a torn line may be last in its file: nothing may follow it
             raise _refused(exc) from exc
-        if self._has_turn_ended:
-            self._has_turn_ended = False
-            self._loop.call_soon(self._hand_over)
+        if not self._is_hand_over_due:
+            self._is_hand_over_due = True
+            self._loop.call_later(HAND_OVER_S, self._hand_over)
         return place
 
     def _hand_over(self) -> None:
-        self._has_turn_ended = True
+        self._is_hand_over_due = False
         try:
             for file in self._files.values():
                 if file.is_dirty:

@@ -80,7 +80,6 @@ class Settlement:
             "raw": reply.body,
         }
         place, durable = self._journal.append_later(dataset, entry)
-        entry.pop("raw", None)  # the body is in the kernel's hands; thousands of answers may wait for one sync
         await durable
         self._history.apply(dataset, entry, place)
         if reply.is_cache_hit:

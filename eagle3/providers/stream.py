@@ -1,7 +1,7 @@
 """Streamed replies put back together: server-sent events in, one chat completion body out.
 
-Texts are joined before anything reads them, so that no character or token is cut between two events. Usage may come in
-a last event without choices. What the events do not hold stays absent.
+Texts are joined before anything reads them, so that no character or token is cut between two events, not even a
+surrogate pair in two escapes. Usage may come in a last event without choices. What the events do not hold stays absent.
 """
 
 import json
@@ -65,11 +65,21 @@ def join_stream(text: str) -> JsonObject:
             choice.update({key: entry[key] for key in kept if entry.get(key) is not None})
     if not (body or choice or message or calls):
         raise ValueError("no event holds a JSON object")
+    for key in _JOINED:
+        if key in message:
+            message[key] = _paired(message[key])
+    for _, call in calls:
+        call["function"]["arguments"] = _paired(call["function"]["arguments"])
     if calls:
         message["tool_calls"] = [call for _, call in sorted(calls, key=itemgetter(0))]
     if message or choice:
         body["choices"] = [{**choice, "message": message}]
     return body
+
+
+def _paired(text: str) -> str:
+    """Return the text with halves of surrogate pairs put together; a half alone stays what it is."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
 def _events(text: str) -> Iterator[JsonObject]:

@@ -158,6 +158,8 @@ def _streamed(text: bytes) -> ReplyBody:
         raise _IncompleteError("the stream ended without usage")
     if not any(line.removeprefix("data:").strip() == END for line in events[-200:].split("\n")):
         raise _IncompleteError(f"the stream ended without {END}")
+    for name in ("id", "model", "provider"):
+        reply[name] = _text(reply.get(name))
     message = choice.setdefault("message", {})
     message["content"] = message.get("content") or None  # every event says "", also of an answer that has none
     return reply

@@ -117,13 +117,15 @@ def request_body() -> bytes:
     return json.dumps({"model": "m", "messages": [{"role": "user", "content": "word " * 150}]}).encode()
 
 
-async def many(count: int, connections: int, ask: Callable[[int], Awaitable[None]]) -> None:
-    """Ask `count` times, `connections` at once."""
+async def many(count: int, connections: int, ask: Callable[[int], Awaitable[Awaitable[None] | None]]) -> None:
+    """Ask `count` times, `connections` at once. What `ask` returns is awaited when the next request may go out."""
     turns = asyncio.Semaphore(connections)
 
     async def turn(number: int) -> None:
         async with turns:
-            await ask(number)
+            rest = await ask(number)
+        if rest is not None:
+            await rest
 
     await asyncio.gather(*(turn(number) for number in range(count)))
 
@@ -181,8 +183,8 @@ async def ask_ours(url: str, count: int, connections: int, folder: Path | None) 
         entry = {"kind": "answer", "id": number, "generation_id": outcome.generation_id, "raw": reply.body}
         return journal.append_later("race", entry)[1]
 
-    async def fetch_and_keep(number: int) -> None:
-        await keep(number, await client.post("chat/completions", body, deadline_s=600))
+    async def fetch_and_keep(number: int) -> asyncio.Future[None]:
+        return keep(number, await client.post("chat/completions", body, deadline_s=600))
 
     await many(count, connections, fetch if journal is None else fetch_and_keep)
     await client.aclose()

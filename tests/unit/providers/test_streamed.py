@@ -103,6 +103,23 @@ def test_an_error_in_any_event_is_seen_whatever_came_before():
         assert "provider went away" in outcome.message
 
 
+def test_a_surrogate_pair_in_two_events_is_one_character():
+    def said(text, arguments):
+        delta = {"content": text, "tool_calls": [{"index": 0, "function": {"arguments": arguments}}]}
+        return {"id": "g", "choices": [{"delta": delta}]}
+
+    body = stream(said("a\ud83d", '"\ud83d'), said("\ude00 \ud83d", '\ude00"'), FINISH, COUNTED, DONE)
+    answer = parse_reply(body).answer
+    assert answer.content == "a\U0001f600 \ud83d"
+    assert answer.tool_calls[0].arguments == '"\U0001f600"'
+
+
+def test_half_a_surrogate_pair_in_a_name_can_be_journaled():
+    body = stream({**TEXT, "id": "g\ud800", "provider": "P\ud800"}, FINISH, COUNTED, DONE)
+    answer = parse_reply(body).answer
+    assert (answer.generation_id, answer.provider) == ("g", "P?")
+
+
 def test_half_a_surrogate_pair_in_an_error_can_be_journaled():
     error = {"id": "g", "error": {"code": "\ud800", "message": "cut \ud800", "metadata": {"provider_name": "P\ud800"}}}
     body = stream(error, DONE)
