@@ -2,7 +2,7 @@
 
 Two kinds of line matter most. An *intent* (sample, attempt, body digest, reserved dollars) is durable before the first
 byte of its request goes out; an *outcome* (raw reply, billed usage, cost, or why there is none) is durable before an
-answer counts. Each line carries a checksum. Lines go to the kernel together every `HAND_OVER_S`, and are synced together
+answer counts. Each line carries a checksum. Lines go to the kernel together every `HAND_OVER_S` and are synced together
 every `SYNC_WINDOW_S`; each process starts a new file, so a line torn by a crash is always the last of its file and is
 dropped on replay.
 """

@@ -47,14 +47,7 @@ def join_stream(text: str) -> JsonObject:
             details = _objects(delta.get("reasoning_details"))
             if details:
                 message.setdefault("reasoning_details", []).extend(details)
-            for position, call in enumerate(_objects(delta.get("tool_calls"))):
-                index = call.get("index")
-                slot = index if isinstance(index, int) else position
-                # Some servers give every call the index 0; another id is another call.
-                if slot not in slots or call.get("id") not in (None, "", slots[slot].get("id")):
-                    slots[slot] = {}
-                    calls.append((slot, slots[slot]))
-                _add_call(slots[slot], call)
+            _add_calls(calls, slots, delta)
             for key in _IDS:
                 if isinstance(entry.get(key), list):
                     choice.setdefault(key, []).extend(entry[key])
@@ -65,12 +58,10 @@ def join_stream(text: str) -> JsonObject:
             choice.update({key: entry[key] for key in kept if entry.get(key) is not None})
     if not (body or choice or message or calls):
         raise ValueError("no event holds a JSON object")
-    for key in _JOINED:
-        if key in message:
-            message[key] = _paired(message[key])
-    for _, call in calls:
-        call["function"]["arguments"] = _paired(call["function"]["arguments"])
+    message.update({key: _paired(message[key]) for key in _JOINED if key in message})
     if calls:
+        for _, call in calls:
+            call["function"]["arguments"] = _paired(call["function"]["arguments"])
         message["tool_calls"] = [call for _, call in sorted(calls, key=itemgetter(0))]
     if message or choice:
         body["choices"] = [{**choice, "message": message}]
@@ -92,6 +83,17 @@ def _events(text: str) -> Iterator[JsonObject]:
         event: object = json.loads(data)
         if isinstance(event, dict):
             yield cast("JsonObject", event)
+
+
+def _add_calls(calls: list[tuple[int, JsonObject]], slots: dict[int, JsonObject], delta: Mapping[str, Any]) -> None:
+    for position, part in enumerate(_objects(delta.get("tool_calls"))):
+        index = part.get("index")
+        slot = index if isinstance(index, int) else position
+        # Some servers give every call the index 0; another id is another call.
+        if slot not in slots or part.get("id") not in (None, "", slots[slot].get("id")):
+            slots[slot] = {}
+            calls.append((slot, slots[slot]))
+        _add_call(slots[slot], part)
 
 
 def _add_call(call: JsonObject, part: Mapping[str, Any]) -> None:
