@@ -140,6 +140,8 @@ class _File:
         self.offset = 0
         """Of the next line."""
         self.is_dirty = False
+        self._full: list[BinaryIO] = []
+        """Synced and left; a sync in another thread may still hold the descriptor of one."""
 
     def append(self, line: bytes) -> Place:
         """Take a line: after `hand_over` it survives the end of this process, after `sync` a power cut."""
@@ -162,11 +164,26 @@ class _File:
         assert self.file is not None
         os.fdatasync(self.file.fileno())
 
+    def close_full(self) -> None:
+        """Close the files that were left; no sync may be under way."""
+        while self._full:
+            self._full.pop().close()
+
+    def close(self) -> None:
+        """Close everything.
+
+        Raises:
+            OSError: What was not handed over yet is refused by the disk.
+        """
+        self.close_full()
+        if self.file is not None:
+            self.file.close()
+
     def _open_next(self) -> None:
         if self.file is not None:
             self.hand_over()
             self.sync()
-            self.file.close()
+            self._full.append(self.file)
         self._folder.mkdir(parents=True, exist_ok=True)
         earlier = journal_paths(self._folder)
         number = 1 + (int(earlier[-1].stem.rpartition("-")[2]) if earlier else 0)
@@ -191,7 +208,7 @@ class Journal:
         self._wakeup = asyncio.Event()
         self._flushing = asyncio.Lock()
         self._writer = asyncio.create_task(self._write_forever())
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
 
     async def append(self, folder: str, entry: JsonObject) -> Place:
         """Write one entry and wait for its sync.
@@ -230,9 +247,8 @@ class Journal:
         await asyncio.gather(self._writer, return_exceptions=True)
         await self._flush()
         for file in self._files.values():
-            if file.file is not None:
-                with contextlib.suppress(OSError):  # those who waited were told
-                    file.file.close()
+            with contextlib.suppress(OSError):  # those who waited were told
+                file.close()
 
     def _append(self, folder: str, entry: JsonObject) -> Place:
         if self._failure is not None:
@@ -279,8 +295,10 @@ class Journal:
         try:
             if dirty and self._failure is None:
                 await self._loop.run_in_executor(None, _sync_all, dirty)
-        except OSError as exc:
+        except Exception as exc:  # noqa: BLE001 - whatever it is, those who wait must be told
             self._failure = exc
+        for file in self._files.values():
+            file.close_full()
         if self._failure is not None:
             for future in waiting:
                 if not future.done():

@@ -2,12 +2,15 @@
 
 import asyncio
 import io
+import os
+import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import eagle3.generation.journal as journal_module
 from eagle3.errors import ArtifactError
 from eagle3.generation.journal import Journal, decode_line, encode_line, journal_paths, raw_of, read_journal
 
@@ -78,6 +81,38 @@ async def work_again(root: Path) -> None:
     journal = Journal(root, window_s=0.0)
     await journal.append("d", ENTRY)
     await journal.aclose()
+
+
+def test_a_file_that_is_full_stays_open_for_the_sync_under_way(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal_module, "ROTATE_BYTES", 1000)
+    entered, may_go_on, sync = threading.Event(), threading.Event(), os.fdatasync
+
+    def slow_sync(descriptor: int) -> None:
+        if threading.current_thread() is not threading.main_thread() and not entered.is_set():
+            file = os.fstat(descriptor).st_ino
+            entered.set()
+            assert may_go_on.wait(10)
+            assert os.fstat(descriptor).st_ino == file, "another file got the descriptor"
+        sync(descriptor)
+
+    monkeypatch.setattr(journal_module.os, "fdatasync", slow_sync)
+
+    async def work() -> None:
+        journal = Journal(tmp_path, window_s=0.0)
+        first = asyncio.create_task(journal.append("d", ENTRY))
+        await asyncio.to_thread(entered.wait, 10)
+        others = [journal.append_later("d", {**ENTRY, "id": str(i)}) for i in range(100)]
+        may_go_on.set()
+        await first
+        for place, durable in others:
+            await durable
+            assert place.read()["id"]
+        await journal.aclose()
+
+    asyncio.run(work())
+    assert len(journal_paths(tmp_path / "d")) > 2
+    found = [entry["id"] for path in journal_paths(tmp_path / "d") for _, entry in read_journal(path)]
+    assert found == ["a", *map(str, range(100))]
 
 
 def test_a_disk_that_refuses_stops_everything(tmp_path):
