@@ -257,7 +257,7 @@ def prompt_from_json(values: Mapping[str, Any]) -> PromptRecord:
         members["messages"], members["tools"] = tuple(members["messages"]), tuple(members.get("tools", ()))
         return PromptRecord(**members)
     except (KeyError, TypeError) as exc:
-        message = f"a prompt record has keys {sorted(values)}: {exc}. Redo the prompts stage."
+        message = f"a prompt record has keys {sorted(values)}: {exc!r}. Redo the prompts stage."
         raise CorruptShardError(message) from exc
 
 

@@ -116,9 +116,9 @@ def text_agrees(subject: Subject) -> Iterator[AuditFinding]:
     if decoded is None:
         return  # an id outside of the vocabulary is rule A03's
     kinds = SegmentKind.REASONING, SegmentKind.CONTENT
-    for kind, text, said_bytes in zip(kinds, subject.parts, subject.parts_bytes, strict=True):
+    for kind, text, core in zip(kinds, subject.parts, subject.parts_bytes, strict=True):
         found = decoded.get(kind, b"")
-        if not _matches(found, text, said_bytes, subject):
+        if not _matches(found, text, core, subject):
             said = _excerpt(text.encode(errors="replace"))
             detail = f"{kind.value}: ids decode to {_excerpt(found)}, the reply says {said}"
             if subject.is_given:

@@ -250,10 +250,11 @@ class Subject:
     @cached_property
     def parts_bytes(self) -> tuple[bytes | None, bytes | None]:
         """The same in UTF-8; None for a part with half of a surrogate pair."""
-        reasoning, content = self.parts
-        if reasoning is self.completion.reasoning and content is self.completion.content:
-            return self.texts_bytes.get("reasoning", b""), self.texts_bytes.get("content", b"")
-        return _utf8(reasoning), _utf8(content)
+        (reasoning, content), texts = self.parts, self.texts_bytes
+        return (
+            texts.get("reasoning", b"") if reasoning is self.completion.reasoning else _utf8(reasoning),
+            texts.get("content", b"") if content is self.completion.content else _utf8(content),
+        )
 
     @cached_property
     def part_literals(self) -> tuple[str | None, str | None]:

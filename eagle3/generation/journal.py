@@ -14,8 +14,9 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import BufferedWriter, FileIO
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import cast
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
@@ -32,7 +33,7 @@ HAND_OVER_S = 0.01
 """Lines of this time share one write; a killed process loses no more than these. One write each costs a tenth of an
 answer's own CPU. Source: tests/bench/bench_generation.py."""
 BUFFER_BYTES = 1024 * 1024
-"""Lines beyond this size are written before their time."""
+"""More than this is written before its time."""
 
 _PREFIX = b'{"crc":"'
 _PREFIX_LENGTH = len(_PREFIX) + 8 + len(b'",')
@@ -135,12 +136,12 @@ class _File:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.file: BinaryIO | None = None
+        self.file: BufferedWriter | None = None
         self.path = folder
         self.offset = 0
         """Of the next line."""
         self.is_dirty = False
-        self._full: list[BinaryIO] = []
+        self._full: list[BufferedWriter] = []
         """Synced and left; a sync in another thread may still hold the descriptor of one."""
 
     def append(self, line: bytes) -> Place:
@@ -167,17 +168,13 @@ class _File:
     def close_full(self) -> None:
         """Close the files that were left; no sync may be under way."""
         while self._full:
-            self._full.pop().close()
+            _close(self._full.pop())
 
     def close(self) -> None:
-        """Close everything.
-
-        Raises:
-            OSError: What was not handed over yet is refused by the disk.
-        """
+        """Close everything; what was not handed over is dropped."""
         self.close_full()
         if self.file is not None:
-            self.file.close()
+            _close(self.file)
 
     def _open_next(self) -> None:
         if self.file is not None:
@@ -188,7 +185,7 @@ class _File:
         earlier = journal_paths(self._folder)
         number = 1 + (int(earlier[-1].stem.rpartition("-")[2]) if earlier else 0)
         self.path = self._folder / f"journal-{number:04d}.jsonl"
-        self.file = self.path.open("xb", buffering=BUFFER_BYTES)
+        self.file = BufferedWriter(FileIO(self.path, "xb"), BUFFER_BYTES)
         self.offset = 0
         sync_directory(self._folder)
         sync_directory(self._folder.parent)
@@ -247,8 +244,7 @@ class Journal:
         await asyncio.gather(self._writer, return_exceptions=True)
         await self._flush()
         for file in self._files.values():
-            with contextlib.suppress(OSError):  # those who waited were told
-                file.close()
+            file.close()
 
     def _append(self, folder: str, entry: JsonObject) -> Place:
         if self._failure is not None:
@@ -268,6 +264,8 @@ class Journal:
 
     def _hand_over(self) -> None:
         self._is_hand_over_due = False
+        if self._failure is not None:
+            return  # what was refused must not be written later after all
         try:
             for file in self._files.values():
                 if file.is_dirty:
@@ -307,6 +305,11 @@ class Journal:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
+
+
+def _close(file: BufferedWriter) -> None:
+    with contextlib.suppress(OSError):  # what counts was synced before
+        file.raw.close()
 
 
 def _sync_all(files: Sequence[_File]) -> None:

@@ -243,7 +243,7 @@ def _outcome(
     provider = generation_id = None
     retry_after_s = reply.retry_after_s
     if parsed is not None and parsed.answer is not None:
-        provider, generation_id = parsed.answer.provider, parsed.answer.generation_id
+        provider, generation_id = parsed.answer.provider or None, parsed.answer.generation_id
     if parsed is not None and parsed.error is not None:
         provider = provider or parsed.error.provider
         waits = [hint for hint in (retry_after_s, parsed.error.retry_after_s) if hint is not None]

@@ -5,6 +5,7 @@ surrogate pair in two escapes. Usage may come in a last event without choices. W
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from operator import itemgetter
 from typing import Any, cast
@@ -14,6 +15,7 @@ from eagle3.records import JsonObject
 DATA = "data:"
 END = "[DONE]"
 _JOINED = ("content", "reasoning", "reasoning_content")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _IDS = ("token_ids", "response_token_ids")
 
 
@@ -58,19 +60,25 @@ def join_stream(text: str) -> JsonObject:
             choice.update({key: entry[key] for key in kept if entry.get(key) is not None})
     if not (body or choice or message or calls):
         raise ValueError("no event holds a JSON object")
-    message.update({key: _paired(message[key]) for key in _JOINED if key in message})
     if calls:
-        for _, call in calls:
-            call["function"]["arguments"] = _paired(call["function"]["arguments"])
         message["tool_calls"] = [call for _, call in sorted(calls, key=itemgetter(0))]
     if message or choice:
         body["choices"] = [{**choice, "message": message}]
-    return body
+    return cast("JsonObject", _mended(body)) if _SURROGATE.search(text) else body
 
 
-def _paired(text: str) -> str:
-    """Return the text with halves of surrogate pairs put together; a half alone stays what it is."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+def _mended(value: object) -> object:
+    """Return a JSON value with halves of surrogate pairs put together.
+
+    A half alone becomes U+FFFD, which can be written down and is found by the audit.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, list):
+        return [_mended(item) for item in cast("list[object]", value)]
+    if isinstance(value, dict):
+        return {key: _mended(item) for key, item in cast("JsonObject", value).items()}
+    return value
 
 
 def _events(text: str) -> Iterator[JsonObject]:

@@ -146,7 +146,7 @@ def _streamed(text: bytes) -> ReplyBody:
     try:
         events = text.decode("utf-8")
         joined = join_stream(events)
-    except (ValueError, TypeError) as exc:
+    except (ValueError, TypeError, RecursionError) as exc:
         raise _IncompleteError(f"the stream was cut or is none: {type(exc).__name__}") from exc
     reply = REPLY_BODY.validate_python(joined)
     choice = next(iter(reply.get("choices") or []), None)
@@ -158,8 +158,6 @@ def _streamed(text: bytes) -> ReplyBody:
         raise _IncompleteError("the stream ended without usage")
     if not any(line.removeprefix("data:").strip() == END for line in events[-200:].split("\n")):
         raise _IncompleteError(f"the stream ended without {END}")
-    for name in ("id", "model", "provider"):
-        reply[name] = _text(reply.get(name))
     message = choice.setdefault("message", {})
     message["content"] = message.get("content") or None  # every event says "", also of an answer that has none
     return reply
@@ -202,8 +200,8 @@ def _answer(reply: ReplyBody, choice: Choice) -> Answer:
         reasoning = "".join(texts) if texts else None
     calls, usage, logprobs = message.get("tool_calls"), reply.get("usage"), choice.get("logprobs")
     meta = choice.get("meta_info") or {}
-    completion_ids = choice.get("token_ids") or choice.get("response_token_ids") or meta.get("output_token_ids")
-    prompt_ids = reply.get("prompt_token_ids") or choice.get("prompt_token_ids") or meta.get("prompt_token_ids")
+    completion_ids = choice.get("token_ids") or choice.get("response_token_ids") or _ids(meta.get("output_token_ids"))
+    prompt_ids = reply.get("prompt_token_ids") or choice.get("prompt_token_ids") or _ids(meta.get("prompt_token_ids"))
     return Answer(
         generation_id=reply.get("id"),
         model=reply.get("model"),
@@ -219,6 +217,14 @@ def _answer(reply: ReplyBody, choice: Choice) -> Answer:
         completion_token_ids=tuple(completion_ids) if completion_ids else None,
         token_bytes=_token_bytes(logprobs) if logprobs is not None else None,
     )
+
+
+def _ids(value: Any) -> list[int] | None:
+    """Return token ids out of a member that no shape describes."""
+    if not isinstance(value, list):
+        return None
+    ids = cast("list[Any]", value)
+    return ids if all(type(token) is int for token in ids) else None
 
 
 def _tool_call(call: ToolCallBody) -> ToolCall:
@@ -265,7 +271,7 @@ def _cost(usage: UsageBody) -> Decimal | None:
 
 def _error_body(error: Any) -> ErrorBody:
     if not isinstance(error, dict):
-        return ErrorBody(code=None, message=_text(error) or "the choice ended with an error")
+        return ErrorBody(code=None, message=_text(error) or "")
     fields = cast("JsonObject", error)
     metadata = _mapping(fields.get("metadata"))
     availability = _mapping(fields.get("availability"))
@@ -297,7 +303,7 @@ def _integer(value: Any) -> int | None:
         return None
     if isinstance(value, int):
         return value
-    return int(value) if isinstance(value, str) and value.isdigit() else None
+    return int(value) if isinstance(value, str) and value.isdecimal() else None
 
 
 def _seconds(value: Any) -> float | None:
@@ -305,5 +311,4 @@ def _seconds(value: Any) -> float | None:
 
 
 def _text(value: Any) -> str | None:
-    """Return words that can be written down; events of a stream may hold half a surrogate pair."""
-    return str(value)[:500].encode(errors="replace").decode() if value else None
+    return str(value)[:500] if value else None

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 import eagle3.generation.journal as journal_module
 from eagle3.errors import ArtifactError
-from eagle3.generation.journal import Journal, decode_line, encode_line, journal_paths, raw_of, read_journal
+from eagle3.generation.journal import (
+    BUFFER_BYTES,
+    Journal,
+    decode_line,
+    encode_line,
+    journal_paths,
+    raw_of,
+    read_journal,
+)
 
 ENTRY = {"kind": "intent", "id": "a", "text": "U+2028 \u2028 and \u0085"}
 
@@ -115,13 +123,60 @@ def test_a_file_that_is_full_stays_open_for_the_sync_under_way(tmp_path, monkeyp
     assert found == ["a", *map(str, range(100))]
 
 
+def test_a_line_survives_the_process_long_before_its_sync(tmp_path):
+    async def work() -> None:
+        journal = Journal(tmp_path, window_s=600.0)
+        _, durable = journal.append_later("d", ENTRY)
+        (path,) = journal_paths(tmp_path / "d")
+        for _ in range(1000):
+            if path.stat().st_size:
+                break
+            await asyncio.sleep(0.01)
+        assert [entry for _, entry in read_journal(path)] == [ENTRY]
+        assert not durable.done()
+        await journal.aclose()
+
+    asyncio.run(work())
+
+
+def test_what_the_disk_refused_is_not_written_later(tmp_path):
+    async def work() -> None:
+        journal = Journal(tmp_path, window_s=0.05)
+        await journal.append("d", ENTRY)
+        writer = journal._files["d"].file
+        assert writer is not None
+        refusing = RefusingOnce(writer.raw.name, "ab")
+        journal._files["d"].file = io.BufferedWriter(refusing, buffer_size=BUFFER_BYTES)
+        writer.raw.close()
+        with pytest.raises(ArtifactError, match="cannot be written"):
+            await journal.append("d", {**ENTRY, "id": "refused"})
+        await asyncio.sleep(0.1)
+        await journal.aclose()
+
+    asyncio.run(work())
+    (path,) = journal_paths(tmp_path / "d")
+    assert [entry["id"] for _, entry in read_journal(path)] == ["a"]
+
+
+class RefusingOnce(io.FileIO):
+    """A file on a disk that is full for one write."""
+
+    is_full = True
+
+    def write(self, data, /):
+        if self.is_full:
+            self.is_full = False
+            raise OSError(28, "No space left on device")
+        return super().write(data)
+
+
 def test_a_disk_that_refuses_stops_everything(tmp_path):
     async def work() -> None:
         journal = Journal(tmp_path, window_s=0.0)
         await journal.append("d", ENTRY)
         file = journal._files["d"].file
         assert file is not None
-        full = io.FileIO("/dev/full", "wb")
+        full = io.BufferedWriter(io.FileIO("/dev/full", "wb"), buffer_size=BUFFER_BYTES)
         file.close()
         journal._files["d"].file = full
         with pytest.raises(ArtifactError, match="cannot be written"):

@@ -129,3 +129,8 @@ def test_the_provider_behind_an_error_is_named():
 def test_the_generation_is_known_from_headers_when_the_body_is_lost():
     lost = reply(200, b"", failure=TransportFailure.CUT, x_generation_id="gen-7")
     assert classify(lost).generation_id == "gen-7"
+
+
+def test_an_answer_that_names_nobody_is_no_strangers():
+    nameless = classify(reply(200, {**choice("hi"), "provider": ""}))
+    assert (nameless.verdict, nameless.provider) == (Verdict.ANSWERED, None)

@@ -110,22 +110,30 @@ def test_a_surrogate_pair_in_two_events_is_one_character():
 
     body = stream(said("a\ud83d", '"\ud83d'), said("\ude00 \ud83d", '\ude00"'), FINISH, COUNTED, DONE)
     answer = parse_reply(body).answer
-    assert answer.content == "a\U0001f600 \ud83d"
+    assert answer.content == "a\U0001f600 \ufffd"
     assert answer.tool_calls[0].arguments == '"\U0001f600"'
 
 
-def test_half_a_surrogate_pair_in_a_name_can_be_journaled():
-    body = stream({**TEXT, "id": "g\ud800", "provider": "P\ud800"}, FINISH, COUNTED, DONE)
-    answer = parse_reply(body).answer
-    assert (answer.generation_id, answer.provider) == ("g", "P?")
+HALF = "\ud800"
+NAMES = {"id": f"g{HALF}", "provider": f"P{HALF}"}
+ERROR = {"code": HALF, "message": f"cut {HALF}", "metadata": {"provider_name": f"P{HALF}"}}
 
 
-def test_half_a_surrogate_pair_in_an_error_can_be_journaled():
-    error = {"id": "g", "error": {"code": "\ud800", "message": "cut \ud800", "metadata": {"provider_name": "P\ud800"}}}
-    body = stream(error, DONE)
+@pytest.mark.parametrize(
+    "events",
+    [
+        ({**TEXT, **NAMES}, {**FINISH, **NAMES}, {**COUNTED, **NAMES}),
+        ({**NAMES, "usage": USAGE, "error": ERROR},),
+        ({**TEXT, **NAMES}, {**NAMES, "usage": USAGE, "choices": [{"delta": {}, "error": ERROR}]}),
+    ],
+    ids=["answer", "error", "choice error"],
+)
+def test_half_a_surrogate_pair_anywhere_can_be_written_down(events):
+    body = stream(*events, DONE)
     outcome = outcome_of(body)
-    assert outcome.message.endswith("cut ?")
-    entry = {"kind": "attempt", "message": outcome.message, "provider": outcome.provider, "raw": body}
+    assert outcome.generation_id == "g\ufffd"
+    assert outcome.provider == "P\ufffd"
+    entry = {"message": outcome.message, "provider": outcome.provider, "id": outcome.generation_id, "raw": body}
     assert decode_line(encode_line(entry)) == {**entry, "raw": body.decode()}
 
 
@@ -139,6 +147,10 @@ def test_calls_that_share_an_index_are_told_apart_by_their_ids():
     end = {"id": "g", "choices": [{"delta": {}, "finish_reason": "tool_calls"}]}
     answer = parse_reply(stream(first, rest, second, end, COUNTED, DONE)).answer
     assert [(each.id, each.arguments) for each in answer.tool_calls] == [("f:0", '{"a": 1}'), ("f:1", "{}")]
+
+
+def test_a_stream_nested_without_end_is_no_answer():
+    assert parse_reply(b"data: " + b"[" * 100_000 + b"\n\ndata: [DONE]\n").kind is ReplyKind.MALFORMED
 
 
 def test_parts_of_calls_that_are_no_text_are_passed_over():

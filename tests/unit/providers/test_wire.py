@@ -3,6 +3,7 @@
 import json
 from decimal import Decimal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,3 +102,17 @@ def test_every_recorded_real_reply_is_an_answer(shared_data):
         assert answer.usage.completion_tokens == usage["completion_tokens"]
         assert answer.cost_usd == Decimal(str(usage["cost"]))
         assert answer.provider == document["provider"]
+
+
+@pytest.mark.parametrize("ids", [5, "123", [1, "2"], [True], {}])
+def test_ids_of_another_shape_are_no_ids(ids):
+    choice = {"message": {"content": "c"}, "finish_reason": "stop", "meta_info": {"output_token_ids": ids}}
+    answer = parse_reply(json.dumps({"id": "g", "choices": [choice]}).encode()).answer
+    assert answer is not None
+    assert answer.completion_token_ids is None
+
+
+def test_a_code_that_only_looks_like_a_number_is_no_code():
+    parsed = parse_reply(json.dumps({"error": {"code": "\u00b2", "message": "m"}}).encode())
+    assert parsed.error is not None
+    assert parsed.error.code is None
