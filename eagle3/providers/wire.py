@@ -20,6 +20,9 @@ from eagle3.records import JsonObject, ToolCall, Usage
 FINISH_REASONS = frozenset({"stop", "length", "tool_calls"})
 """Endings that are answers. Any other is quarantined, not counted as success."""
 
+LONGEST_NUMBER = 18
+"""Digits of a number that stands in a text."""
+
 _WHOLE_REASONING = frozenset({"reasoning.text"})
 _STREAM_STARTS = (b"data:", b":", b"event:")
 
@@ -303,11 +306,17 @@ def _integer(value: Any) -> int | None:
         return None
     if isinstance(value, int):
         return value
-    return int(value) if isinstance(value, str) and value.isdecimal() else None
+    is_number = isinstance(value, str) and value.isdecimal() and len(value) <= LONGEST_NUMBER
+    return int(value) if is_number else None
 
 
 def _seconds(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 def _text(value: Any) -> str | None:

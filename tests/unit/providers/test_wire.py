@@ -112,7 +112,15 @@ def test_ids_of_another_shape_are_no_ids(ids):
     assert answer.completion_token_ids is None
 
 
-def test_a_code_that_only_looks_like_a_number_is_no_code():
-    parsed = parse_reply(json.dumps({"error": {"code": "\u00b2", "message": "m"}}).encode())
+@pytest.mark.parametrize("code", ["\u00b2", "9" * 5000])
+def test_a_code_that_only_looks_like_a_number_is_no_code(code):
+    parsed = parse_reply(json.dumps({"error": {"code": code, "message": "m"}}).encode())
     assert parsed.error is not None
     assert parsed.error.code is None
+
+
+def test_a_wait_that_no_clock_knows_is_no_wait():
+    availability = {"code": "capacity_exhausted", "retry_after": 10**400}
+    parsed = parse_reply(json.dumps({"error": {"code": 429, "message": "m", "availability": availability}}).encode())
+    assert parsed.error is not None
+    assert parsed.error.retry_after_s is None
