@@ -201,7 +201,8 @@ def classify(reply: RawReply) -> Outcome:
         error = parsed.error or ErrorBody(code=status, message=f"HTTP {status} with a body that is no JSON error")
         return _by_rule(reply, parsed, status, error)
     if kind is ReplyKind.ERROR:
-        error = parsed.error or ErrorBody(code=None, message="")
+        error = parsed.error
+        assert error is not None
         code = error.code if error.code and 300 <= error.code < 600 else 500
         return _by_rule(reply, parsed, code, error, is_inside_200=True)
     verdict, billing = _SHAPES[kind]

@@ -143,11 +143,8 @@ def test_what_the_disk_refused_is_not_written_later(tmp_path):
     async def work() -> None:
         journal = Journal(tmp_path, window_s=0.05)
         await journal.append("d", ENTRY)
-        writer = journal._files["d"].file
-        assert writer is not None
-        refusing = RefusingOnce(writer.raw.name, "ab")
-        journal._files["d"].file = io.BufferedWriter(refusing, buffer_size=BUFFER_BYTES)
-        writer.raw.close()
+        (path,) = journal_paths(tmp_path / "d")
+        write_to(journal, RefusingOnce(path, "ab"))
         with pytest.raises(ArtifactError, match="cannot be written"):
             await journal.append("d", {**ENTRY, "id": "refused"})
         await asyncio.sleep(0.1)
@@ -156,6 +153,14 @@ def test_what_the_disk_refused_is_not_written_later(tmp_path):
     asyncio.run(work())
     (path,) = journal_paths(tmp_path / "d")
     assert [entry["id"] for _, entry in read_journal(path)] == ["a"]
+
+
+def write_to(journal: Journal, raw: io.FileIO) -> None:
+    """Let the rest of a journal go to another file."""
+    file = journal._files["d"].file
+    assert file is not None
+    file.close()
+    journal._files["d"].file = io.BufferedWriter(raw, buffer_size=BUFFER_BYTES)
 
 
 class RefusingOnce(io.FileIO):
@@ -174,11 +179,7 @@ def test_a_disk_that_refuses_stops_everything(tmp_path):
     async def work() -> None:
         journal = Journal(tmp_path, window_s=0.0)
         await journal.append("d", ENTRY)
-        file = journal._files["d"].file
-        assert file is not None
-        full = io.BufferedWriter(io.FileIO("/dev/full", "wb"), buffer_size=BUFFER_BYTES)
-        file.close()
-        journal._files["d"].file = full
+        write_to(journal, io.FileIO("/dev/full", "wb"))
         with pytest.raises(ArtifactError, match="cannot be written"):
             await journal.append("d", ENTRY)
         with pytest.raises(ArtifactError, match="cannot be written"):
