@@ -36,6 +36,22 @@ def answers_of(root, dataset: str) -> list[dict[str, Any]]:
     return [row for path in sorted((stage / dataset).glob("*.parquet")) for row in read_rows(path, COMPLETIONS)]
 
 
+def wait_until_listed(base_url: str, generation_id: str) -> None:
+    """The service's books are late: return when they show the generation."""
+    deadline_s = time.monotonic() + 30
+    while time.monotonic() < deadline_s:
+        found = httpx.get(
+            f"{base_url}/generation",
+            params={"id": generation_id},
+            headers={"authorization": f"Bearer {KEY}"},
+            timeout=30,
+        )
+        if found.status_code == 200:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"generation {generation_id} was never listed")
+
+
 def test_imported_answers_count_and_a_raised_token_budget_buys_the_rest(tmp_path, monkeypatch):
     monkeypatch.setenv("EAGLE3_TEST_KEY", KEY)
     build(tmp_path, 60, CALM)
@@ -92,6 +108,7 @@ def test_money_in_doubt_at_sealing_is_settled_by_the_next_call(tmp_path, monkeyp
             headers={"authorization": f"Bearer {KEY}"},
             timeout=30,
         ).json()
+        wait_until_listed(process.base_url, lost["id"])
         run, recipe = RunDirectory(tmp_path / "run"), recipe_of(tmp_path, process.base_url)
         stage = open_completions(recipe, run)
         assert stage.manifest is not None
