@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Collection
-from dataclasses import replace
 from decimal import Decimal
 from typing import Protocol
 
@@ -153,7 +152,7 @@ class Attempts:
                 "time": round(time.time(), 3),
             }
             refresh = work.history.needs_refresh
-            _, durable = self._journal.append_later(dataset, intent)
+            durable = self._journal.append_later(dataset, intent)
             self._history.apply(dataset, intent)
             await durable
             while True:
@@ -252,7 +251,7 @@ class Attempts:
                 self._tell_watch(work, reply, outcome)
                 self._queue.ended(work)
             else:
-                await self._ask_again(work, key, reply, replace(outcome, verdict=Verdict.AMBIGUOUS))
+                await self._ask_again(work, key, reply, outcome._replace(verdict=Verdict.AMBIGUOUS))
             return
         halting = reason_to_halt(outcome, self._ledger.spent_usd)
         await self._settlement.attempt(dataset, key, reply, outcome, cap, counts=halting is None)
@@ -297,5 +296,5 @@ class Attempts:
 def _with_usage(outcome: Outcome, reply: RawReply) -> Outcome:
     """Return the outcome; an answer without usage is worthless, because its length cannot be checked."""
     if outcome.verdict is Verdict.ANSWERED and outcome.billing is Billing.UNKNOWN and not reply.is_cache_hit:
-        return replace(outcome, verdict=Verdict.BAD_ANSWER, message="the reply names no usage")
+        return outcome._replace(verdict=Verdict.BAD_ANSWER, message="the reply names no usage")
     return outcome

@@ -219,7 +219,7 @@ async def _write(run: RunDirectory, dataset: str, entries: Sequence[Mapping[str,
     journal = Journal(path)
     try:
         written = [journal.append_later(dataset, dict(entry)) for entry in entries]
-        for _, durable in written:
+        for durable in written:
             await durable
     finally:
         await journal.aclose()

@@ -2,9 +2,9 @@
 
 Two kinds of line matter most. An *intent* (sample, attempt, body digest, reserved dollars) is durable before the first
 byte of its request goes out; an *outcome* (raw reply, billed usage, cost, or why there is none) is durable before an
-answer counts. Each line carries a checksum. Lines go to the kernel together every `HAND_OVER_S` and are synced together
-every `SYNC_WINDOW_S`; each process starts a new file, so a line torn by a crash is always the last of its file and is
-dropped on replay.
+answer counts. Each line carries a checksum. Entries are encoded and handed to the kernel together every `HAND_OVER_S`,
+and synced together every `SYNC_WINDOW_S`; each process starts a new file, so a line torn by a crash is always the last
+of its file and is dropped on replay.
 """
 
 import asyncio
@@ -13,10 +13,9 @@ import contextlib
 import os
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from io import BufferedWriter, FileIO
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
@@ -30,17 +29,19 @@ Source: tests/bench/bench_generation.py."""
 ROTATE_BYTES = 256 * 1024 * 1024
 """A larger file is closed and the next one begun, so that old ones can be compressed or moved."""
 HAND_OVER_S = 0.01
-"""Lines of this time share one write; a killed process loses no more than these. One write each costs a tenth of an
-answer's own CPU. Source: tests/bench/bench_generation.py."""
+"""Entries of this time are encoded and written together, which costs less than one by one; a killed process loses no
+more than these. Source: tests/bench/bench_generation.py."""
+AT_ONCE = 32
+"""So many entries are not left to wait: many together cost less than one by one, but only while their bodies are still
+in the processor's cache. Source: tests/bench/bench_generation.py, of 8, 16, 32, 64, 128 and no limit."""
 BUFFER_BYTES = 1024 * 1024
-"""More than this is written before its time."""
+"""Of encoded lines; more than this is written in several pieces."""
 
 _PREFIX = b'{"crc":"'
 _PREFIX_LENGTH = len(_PREFIX) + 8 + len(b'",')
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where one line lies."""
 
     path: Path
@@ -103,7 +104,7 @@ def raw_of(entry: JsonObject) -> bytes:
 
 def journal_paths(folder: Path) -> list[Path]:
     """Return the journal files of a folder, oldest first."""
-    return sorted(folder.glob("journal-*.jsonl"))
+    return sorted(folder.glob("journal-*.jsonl"), key=lambda path: (len(path.name), path.name))
 
 
 def read_journal(path: Path) -> Iterator[tuple[Place, JsonObject]]:
@@ -199,9 +200,11 @@ class Journal:
         self._root = root
         self._window_s = window_s
         self._files: dict[str, _File] = {}
-        self._waiting: list[asyncio.Future[None]] = []
+        self._queue: list[tuple[str, JsonObject, asyncio.Future[Place]]] = []
+        """Folders and entries not yet encoded."""
+        self._written: list[tuple[asyncio.Future[Place], Place | None]] = []
+        """Not yet synced; None for what the disk refused."""
         self._loop = asyncio.get_running_loop()
-        self._is_hand_over_due = False
         self._wakeup = asyncio.Event()
         self._flushing = asyncio.Lock()
         self._writer = asyncio.create_task(self._write_forever())
@@ -213,30 +216,32 @@ class Journal:
         Raises:
             ArtifactError: The disk refused; nothing after this is safe.
         """
-        place, durable = self.append_later(folder, entry)
-        await durable
-        return place
+        return await self.append_later(folder, entry)
+
+    def append_later(self, folder: str, entry: JsonObject) -> asyncio.Future[Place]:
+        """Write one entry, which nobody may change until then; return a future of its place, done when it is durable.
+
+        Raises:
+            ArtifactError: The disk refused, now or when the future is awaited.
+        """
+        if self._failure is not None:
+            raise _refused(self._failure) from self._failure
+        if not self._queue:
+            self._loop.call_later(HAND_OVER_S, self._hand_over)
+            self._wakeup.set()
+        durable: asyncio.Future[Place] = self._loop.create_future()
+        self._queue.append((folder, entry, durable))
+        if len(self._queue) >= AT_ONCE:
+            self._hand_over()
+        return durable
 
     def note(self, folder: str, entry: JsonObject) -> None:
         """Write one entry that nobody waits for: its loss costs time, not money.
 
         Raises:
-            ArtifactError: The disk refused.
+            ArtifactError: The disk refused something before.
         """
-        self._append(folder, entry)
-        self._wakeup.set()
-
-    def append_later(self, folder: str, entry: JsonObject) -> tuple[Place, asyncio.Future[None]]:
-        """Write one entry; return its place and a future that is done when it is durable.
-
-        Raises:
-            ArtifactError: The disk refused.
-        """
-        place = self._append(folder, entry)
-        durable = self._loop.create_future()
-        self._waiting.append(durable)
-        self._wakeup.set()
-        return place, durable
+        self.append_later(folder, entry)
 
     async def aclose(self) -> None:
         """Sync what is queued and close the files."""
@@ -246,32 +251,37 @@ class Journal:
         for file in self._files.values():
             file.close()
 
-    def _append(self, folder: str, entry: JsonObject) -> Place:
-        if self._failure is not None:
-            raise _refused(self._failure) from self._failure
-        file = self._files.get(folder)
-        if file is None:
-            file = self._files[folder] = _File(self._root / folder)
-        try:
-            place = file.append(encode_line(entry))
-        except OSError as exc:
-            self._failure = exc  # a torn line may be last in its file: nothing may follow it
-            raise _refused(exc) from exc
-        if not self._is_hand_over_due:
-            self._is_hand_over_due = True
-            self._loop.call_later(HAND_OVER_S, self._hand_over)
-        return place
-
     def _hand_over(self) -> None:
-        self._is_hand_over_due = False
+        """Encode what is queued and give it to the kernel."""
+        queue, self._queue = self._queue, []
+        for folder, entry, durable in queue:
+            try:
+                line = encode_line(entry)
+            except Exception as exc:  # noqa: BLE001 - an entry that is no JSON is its writer's trouble alone
+                _tell(durable, exc)
+            else:
+                self._written.append((durable, self._write(folder, line)))
         if self._failure is not None:
             return  # what was refused must not be written later after all
         try:
             for file in self._files.values():
                 if file.is_dirty:
                     file.hand_over()
-        except OSError as exc:
+        except Exception as exc:  # noqa: BLE001 - as above
             self._failure = exc
+
+    def _write(self, folder: str, line: bytes) -> Place | None:
+        """Append one line; None once the disk refused."""
+        if self._failure is not None:
+            return None
+        file = self._files.get(folder)
+        if file is None:
+            file = self._files[folder] = _File(self._root / folder)
+        try:
+            return file.append(line)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, those who wait must be told
+            self._failure = exc  # a torn line may be last in its file: nothing may follow it
+            return None
 
     async def _write_forever(self) -> None:
         while True:
@@ -285,8 +295,8 @@ class Journal:
 
     async def _flush_alone(self) -> None:
         self._wakeup.clear()
-        waiting, self._waiting = self._waiting, []
         self._hand_over()
+        waiting, self._written = self._written, []
         dirty = [file for file in self._files.values() if file.is_dirty]
         for file in dirty:
             file.is_dirty = False
@@ -297,14 +307,11 @@ class Journal:
             self._failure = exc
         for file in self._files.values():
             file.close_full()
-        if self._failure is not None:
-            for future in waiting:
-                if not future.done():
-                    future.set_exception(_refused(self._failure))
-            return
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
+        for durable, place in waiting:
+            if self._failure is not None or place is None:
+                _tell(durable, _refused(self._failure))
+            elif not durable.done():
+                durable.set_result(place)
 
 
 def _close(file: BufferedWriter) -> None:
@@ -312,10 +319,15 @@ def _close(file: BufferedWriter) -> None:
         file.raw.close()
 
 
+def _tell(durable: asyncio.Future[Place], error: Exception) -> None:
+    if not durable.done():  # who waited may have been cancelled
+        durable.set_exception(error)
+
+
 def _sync_all(files: Sequence[_File]) -> None:
     for file in files:
         file.sync()
 
 
-def _refused(exc: BaseException) -> ArtifactError:
+def _refused(exc: BaseException | None) -> ArtifactError:
     return ArtifactError(f"the journal cannot be written: {exc}. Free the disk, then run again.")

@@ -1,6 +1,5 @@
 """From a reply to the books: what is journaled, charged, released or held."""
 
-from dataclasses import replace
 from decimal import Decimal
 
 from eagle3.generation.doubts import Doubts
@@ -79,8 +78,7 @@ class Settlement:
             "latency_s": round(reply.elapsed_s, 4),
             "raw": reply.body,
         }
-        place, durable = self._journal.append_later(dataset, entry)
-        await durable
+        place = await self._journal.append(dataset, entry)
         self._history.apply(dataset, entry, place)
         if reply.is_cache_hit:
             self._ledger.release(key)
@@ -113,7 +111,7 @@ class Settlement:
                 dataset,
                 key,
                 reply,
-                replace(outcome, provider=outcome.provider or found.provider),
+                outcome._replace(provider=outcome.provider or found.provider),
                 "charged",
                 found.cost_usd,
                 counts=counts,

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from eagle3.providers.base import RawReply, TransportFailure
 from eagle3.providers.wire import ErrorBody, ParsedReply, ReplyKind, parse_reply
@@ -160,8 +161,7 @@ _TRANSPORT: Mapping[TransportFailure, tuple[Verdict, Billing]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(NamedTuple):
     """A reply, read and judged."""
 
     verdict: Verdict

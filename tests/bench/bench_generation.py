@@ -117,7 +117,7 @@ def request_body() -> bytes:
     return json.dumps({"model": "m", "messages": [{"role": "user", "content": "word " * 150}]}).encode()
 
 
-async def many(count: int, connections: int, ask: Callable[[int], Awaitable[Awaitable[None] | None]]) -> None:
+async def many(count: int, connections: int, ask: Callable[[int], Awaitable[Awaitable[object] | None]]) -> None:
     """Ask `count` times, `connections` at once. What `ask` returns is awaited when the next request may go out."""
     turns = asyncio.Semaphore(connections)
 
@@ -163,7 +163,7 @@ async def ask_httpx(url: str, count: int, connections: int) -> None:
 
 async def ask_ours(url: str, count: int, connections: int, folder: Path | None) -> None:
     """Our client; with `folder`, each reply is validated and journaled there."""
-    from eagle3.generation.journal import Journal
+    from eagle3.generation.journal import Journal, Place
     from eagle3.providers.base import RawReply
     from eagle3.providers.classify import Verdict, classify
     from eagle3.providers.connection import Connection
@@ -176,14 +176,14 @@ async def ask_ours(url: str, count: int, connections: int, folder: Path | None) 
         reply = await client.post("chat/completions", body, deadline_s=600)
         assert reply.status == 200
 
-    def keep(number: int, reply: RawReply) -> asyncio.Future[None]:
+    def keep(number: int, reply: RawReply) -> asyncio.Future[Place]:
         assert journal is not None
         outcome = classify(reply)
         assert outcome.verdict is Verdict.ANSWERED
         entry = {"kind": "answer", "id": number, "generation_id": outcome.generation_id, "raw": reply.body}
-        return journal.append_later("race", entry)[1]
+        return journal.append_later("race", entry)
 
-    async def fetch_and_keep(number: int) -> asyncio.Future[None]:
+    async def fetch_and_keep(number: int) -> asyncio.Future[Place]:
         return keep(number, await client.post("chat/completions", body, deadline_s=600))
 
     await many(count, connections, fetch if journal is None else fetch_and_keep)

@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import PydanticSerializationError
 
 import eagle3.generation.journal as journal_module
 from eagle3.errors import ArtifactError
 from eagle3.generation.journal import (
+    AT_ONCE,
     BUFFER_BYTES,
     Journal,
+    Place,
     decode_line,
     encode_line,
     journal_paths,
@@ -112,9 +115,8 @@ def test_a_file_that_is_full_stays_open_for_the_sync_under_way(tmp_path, monkeyp
         others = [journal.append_later("d", {**ENTRY, "id": str(i)}) for i in range(100)]
         may_go_on.set()
         await first
-        for place, durable in others:
-            await durable
-            assert place.read()["id"]
+        for number, durable in enumerate(others):
+            assert (await durable).read()["id"] == str(number)
         await journal.aclose()
 
     asyncio.run(work())
@@ -126,17 +128,50 @@ def test_a_file_that_is_full_stays_open_for_the_sync_under_way(tmp_path, monkeyp
 def test_a_line_survives_the_process_long_before_its_sync(tmp_path):
     async def work() -> None:
         journal = Journal(tmp_path, window_s=600.0)
-        _, durable = journal.append_later("d", ENTRY)
-        (path,) = journal_paths(tmp_path / "d")
+        durable = journal.append_later("d", ENTRY)
         for _ in range(1000):
-            if path.stat().st_size:
+            if any(path.stat().st_size for path in journal_paths(tmp_path / "d")):
                 break
             await asyncio.sleep(0.01)
+        (path,) = journal_paths(tmp_path / "d")
         assert [entry for _, entry in read_journal(path)] == [ENTRY]
         assert not durable.done()
         await journal.aclose()
 
     asyncio.run(work())
+
+
+def test_many_lines_do_not_wait_for_their_time(tmp_path):
+    async def work() -> None:
+        journal = Journal(tmp_path, window_s=600.0)
+        for number in range(AT_ONCE):
+            journal.note("d", {**ENTRY, "id": str(number)})
+        (path,) = journal_paths(tmp_path / "d")
+        assert len(list(read_journal(path))) == AT_ONCE
+        await journal.aclose()
+
+    asyncio.run(work())
+
+
+def test_an_entry_that_is_no_json_is_its_writers_trouble_alone(tmp_path):
+    async def work() -> None:
+        journal = Journal(tmp_path, window_s=0.0)
+        written = [journal.append_later("d", {"id": value}) for value in ("a", object(), "b")]
+        first, odd, last = await asyncio.gather(*written, return_exceptions=True)
+        assert isinstance(odd, PydanticSerializationError)
+        assert isinstance(first, Place)
+        assert isinstance(last, Place)
+        assert (first.read(), last.read()) == ({"id": "a"}, {"id": "b"})
+        await journal.aclose()
+
+    asyncio.run(work())
+
+
+def test_files_are_read_in_the_order_of_their_numbers(tmp_path):
+    names = ["journal-0002.jsonl", "journal-9999.jsonl", "journal-10000.jsonl"]
+    for name in reversed(names):
+        (tmp_path / name).touch()
+    assert [path.name for path in journal_paths(tmp_path)] == names
 
 
 def test_what_the_disk_refused_is_not_written_later(tmp_path):
@@ -145,8 +180,10 @@ def test_what_the_disk_refused_is_not_written_later(tmp_path):
         await journal.append("d", ENTRY)
         (path,) = journal_paths(tmp_path / "d")
         write_to(journal, RefusingOnce(path, "ab"))
-        with pytest.raises(ArtifactError, match="cannot be written"):
-            await journal.append("d", {**ENTRY, "id": "refused"})
+        written = [journal.append_later("d", {**ENTRY, "id": f"refused {number}"}) for number in range(3)]
+        for error in await asyncio.gather(*written, return_exceptions=True):
+            assert isinstance(error, ArtifactError)
+            assert "cannot be written" in str(error)
         await asyncio.sleep(0.1)
         await journal.aclose()
 
