@@ -6,8 +6,9 @@ Three runs against the look-alike, each held against its books: `cache` and `no 
 points and resumed until complete, with and without the response cache; `top-up` asks for twice what budget and account
 can pay, pauses for each, is topped up and resumed, and must cost what one pass costs. One JSON line each.
 
-Without the cache an answer is paid twice when its request was under way at a kill, or when a planted fault lost its
-reply; `in_flight_at_all_kills` bounds the first kind.
+Without the cache an answer is paid twice when its request was under way at a kill, when a planted fault lost its reply,
+or when its reply was there and not yet synced. `finished_not_journaled` counts replies that the service had sent to the
+end and that the journal did not have after a kill; `finished_paid_twice`, of those it had sent, the ones bought again.
 """
 
 import argparse
@@ -20,11 +21,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from eagle3.artifacts import RunDirectory, Stage
 from eagle3.errors import BudgetReachedError, CreditsExhaustedError
+from eagle3.generation.journal import journal_paths, read_journal
 from tests.e2e import test_generation_crash as crash
 
 LATENCY_S = 8.0
@@ -58,8 +62,10 @@ def _killed(root: Path, kills: int, prompts: int, in_flight: int, *, cache: bool
     crash.build(root, prompts // 2, _scenario(faults=True), **settings)
     rng = random.Random(29)
     at_kill: list[int] = []
+    lives: list[_Life] = []
     with crash.server(root) as process:
         for _ in range(kills):
+            started_s = time.time()
             child = subprocess.Popen([sys.executable, str(crash.__file__), str(root), process.base_url])
             threshold = process.stats()["generations"] + rng.randrange(300)
             while child.poll() is None:
@@ -70,11 +76,13 @@ def _killed(root: Path, kills: int, prompts: int, in_flight: int, *, cache: bool
             if child.poll() is not None:
                 break
             at_kill.append(process.stats()["in_flight"])
+            killed_s = time.time()
             child.send_signal(signal.SIGKILL)
             child.wait()
+            lives.append(_Life(started_s, killed_s, _journaled(root)))
         manifest = crash.run_once(root, process.base_url)
         rows = crash.check_complete(root, manifest)
-        stats = process.stats()
+        stats, paid = process.stats(), [row for row in process.truth().values() if Decimal(row["cost_usd"])]
     return {
         "run": "cache" if cache else "no cache",
         "kills": len(at_kill),
@@ -83,11 +91,44 @@ def _killed(root: Path, kills: int, prompts: int, in_flight: int, *, cache: bool
         "missing": prompts - len({row["sample_id"] for row in rows}),
         "duplicates": len(rows) - len({row["sample_id"] for row in rows}),
         "paid_more_than_once": stats["paid_more_than_once"],
+        **_finished(lives, paid),
         "bill_usd": str(stats["billed_usd"]),
         "spent_usd": manifest.stats["spent_usd"],
         "held_usd": manifest.stats["held_usd"],
         "failed": manifest.stats["failed"],
     }
+
+
+class _Life(NamedTuple):
+    """One process, from its start to its kill."""
+
+    started_s: float
+    killed_s: float
+    journaled: set[str]
+    """Generations whose answers the journal had afterwards."""
+
+
+def _journaled(root: Path) -> set[str]:
+    stage = RunDirectory(root / "run").stage_path(Stage.COMPLETIONS)
+    paths = [path for dataset in crash.DATASETS for path in journal_paths(stage / dataset)]
+    entries = (entry for path in paths for _, entry in read_journal(path) if entry["kind"] == "answer")
+    return {generation_id for entry in entries for generation_id in (entry["generation_id"], *entry["paid_ids"])}
+
+
+def _finished(lives: Sequence[_Life], paid: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Count replies that were sent to the end before a kill: those the journal missed, and those bought again."""
+    last_paid_s: dict[str, float] = {}
+    for row in paid:
+        last_paid_s[row["messages_key"]] = max(row["created_s"], last_paid_s.get(row["messages_key"], 0.0))
+    found = {"finished_before_kills": 0, "finished_not_journaled": 0, "finished_paid_twice": 0}
+    for life in lives:
+        for row in paid:
+            ended_s = row["created_s"] + row["latency_s"]
+            if row["fault"] is None and row["created_s"] >= life.started_s and ended_s <= life.killed_s:
+                found["finished_before_kills"] += 1
+                found["finished_not_journaled"] += row["id"] not in life.journaled
+                found["finished_paid_twice"] += last_paid_s[row["messages_key"]] > row["created_s"]
+    return found
 
 
 def _topped_up(root: Path, prompts: int, in_flight: int) -> dict[str, Any]:
