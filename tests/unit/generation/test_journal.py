@@ -174,6 +174,61 @@ def test_files_are_read_in_the_order_of_their_numbers(tmp_path):
     assert [path.name for path in journal_paths(tmp_path)] == names
 
 
+def test_append_returns_after_the_sync_of_its_bytes(tmp_path, monkeypatch):
+    synced: list[int] = []
+    monkeypatch.setattr(journal_module.os, "fdatasync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+
+    async def work() -> None:
+        journal = Journal(tmp_path, window_s=0.0)
+        for _ in range(3):
+            place = await journal.append("d", ENTRY)
+            assert synced
+            assert synced[-1] >= place.offset + place.length
+        await journal.aclose()
+
+    asyncio.run(work())
+
+
+def test_a_waiter_that_gave_up_holds_nobody_up(tmp_path):
+    async def work() -> None:
+        journal = Journal(tmp_path, window_s=0.05)
+        given_up, kept = journal.append_later("d", ENTRY), journal.append_later("d", ENTRY)
+        given_up.cancel()
+        assert (await asyncio.wait_for(kept, 10)).read() == ENTRY
+        write_to(journal, io.FileIO("/dev/full", "wb"))
+        given_up, kept = journal.append_later("d", ENTRY), journal.append_later("d", ENTRY)
+        given_up.cancel()
+        with pytest.raises(ArtifactError, match="No space left"):
+            await asyncio.wait_for(kept, 10)
+        await journal.aclose()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("trouble", ["folder", "sync"])
+def test_everybody_is_told_why_nothing_can_be_written(tmp_path, monkeypatch, trouble):
+    def refuse(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    if trouble == "folder":
+        (tmp_path / "d").touch()
+    else:
+        monkeypatch.setattr(journal_module.os, "fdatasync", refuse)
+    reason = "File exists" if trouble == "folder" else "Input/output error"
+
+    async def work() -> None:
+        journal = Journal(tmp_path, window_s=0.0)
+        written = [journal.append_later("d", ENTRY) for _ in range(2)]
+        for error in await asyncio.gather(*written, return_exceptions=True):
+            assert isinstance(error, ArtifactError)
+            assert reason in str(error)
+        with pytest.raises(ArtifactError, match=reason):
+            journal.note("d", ENTRY)
+        await journal.aclose()
+
+    asyncio.run(work())
+
+
 def test_what_the_disk_refused_is_not_written_later(tmp_path):
     async def work() -> None:
         journal = Journal(tmp_path, window_s=0.05)
