@@ -30,10 +30,10 @@ ROTATE_BYTES = 256 * 1024 * 1024
 """A larger file is closed and the next one begun, so that old ones can be compressed or moved."""
 HAND_OVER_S = 0.01
 """Entries of this time are encoded and written together, which costs less than one by one; a killed process loses no
-more than these. Source: tests/bench/bench_generation.py."""
+more than these, unless its loop was late. Source: tests/bench/bench_generation.py."""
 AT_ONCE = 32
 """So many entries are not left to wait: many together cost less than one by one, but only while their bodies are still
-in the processor's cache. Source: tests/bench/bench_generation.py, of 8, 16, 32, 64, 128 and no limit."""
+in the processor's cache. Source: `journaled` over `fetch` in tests/bench/bench_generation.py with other values here."""
 BUFFER_BYTES = 1024 * 1024
 """Of encoded lines; more than this is written in several pieces."""
 
@@ -47,6 +47,11 @@ class Place(NamedTuple):
     path: Path
     offset: int
     length: int
+
+    @property
+    def age(self) -> tuple[Path, int, str, int]:
+        """Sorts the places of one folder as they were written."""
+        return self.path.parent, *_number_order(self.path), self.offset
 
     def read(self) -> JsonObject:
         """Return the line's entry.
@@ -104,7 +109,12 @@ def raw_of(entry: JsonObject) -> bytes:
 
 def journal_paths(folder: Path) -> list[Path]:
     """Return the journal files of a folder, oldest first."""
-    return sorted(folder.glob("journal-*.jsonl"), key=lambda path: (len(path.name), path.name))
+    return sorted(folder.glob("journal-*.jsonl"), key=_number_order)
+
+
+def _number_order(path: Path) -> tuple[int, str]:
+    """Sort file names by their number, which outgrows its four digits in the end."""
+    return len(path.name), path.name
 
 
 def read_journal(path: Path) -> Iterator[tuple[Place, JsonObject]]:
@@ -209,6 +219,7 @@ class Journal:
         self._flushing = asyncio.Lock()
         self._writer = asyncio.create_task(self._write_forever())
         self._failure: Exception | None = None
+        self._is_closed = False
 
     async def append(self, folder: str, entry: JsonObject) -> Place:
         """Write one entry and wait for its sync.
@@ -219,11 +230,13 @@ class Journal:
         return await self.append_later(folder, entry)
 
     def append_later(self, folder: str, entry: JsonObject) -> asyncio.Future[Place]:
-        """Write one entry, which nobody may change until then; return a future of its place, done when it is durable.
+        """Write one entry; return a future of its place, done when it is durable. Nobody may change the entry before.
 
         Raises:
-            ArtifactError: The disk refused, now or when the future is awaited.
+            ArtifactError: The disk refused, now or when the future is awaited; or the journal is closed.
         """
+        if self._is_closed:
+            raise ArtifactError("the journal is closed: nothing can be bought any more. Run again to continue.")
         if self._failure is not None:
             raise _refused(self._failure) from self._failure
         if not self._queue:
@@ -239,15 +252,18 @@ class Journal:
         """Write one entry that nobody waits for: its loss costs time, not money.
 
         Raises:
-            ArtifactError: The disk refused something before.
+            ArtifactError: The disk refused something before, or the journal is closed.
         """
-        self.append_later(folder, entry)
+        self.append_later(folder, entry).add_done_callback(_ignore_refusal)
 
     async def aclose(self) -> None:
-        """Sync what is queued and close the files."""
+        """Sync what is queued, also while this waits, and close the files."""
         self._writer.cancel()
         await asyncio.gather(self._writer, return_exceptions=True)
         await self._flush()
+        while self._queue or self._written:
+            await self._flush()
+        self._is_closed = True
         for file in self._files.values():
             file.close()
 
@@ -322,6 +338,13 @@ def _close(file: BufferedWriter) -> None:
 def _tell(durable: asyncio.Future[Place], error: Exception) -> None:
     if not durable.done():  # who waited may have been cancelled
         durable.set_exception(error)
+
+
+def _ignore_refusal(noted: asyncio.Future[Place]) -> None:
+    """Pass over what whoever appends next is told; anything else goes to the loop's own log."""
+    error = noted.exception()
+    if error is not None and not isinstance(error, ArtifactError):
+        raise error
 
 
 def _sync_all(files: Sequence[_File]) -> None:

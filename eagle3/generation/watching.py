@@ -101,7 +101,7 @@ class AnswerWatch:
             num_known = self._num_known_waiting  # nothing is bought until these were looked at
             if num_known:
                 # They were handed over in the order of their prompts; a change shows in the order of arrival.
-                batch.sort(key=lambda entry: (str(entry[1].path), entry[1].offset))
+                batch.sort(key=lambda entry: entry[1].age)
             try:
                 # A look learns habits from all it has seen, so known answers are shown in the portions they came in.
                 size = KNOWN_PORTION if num_known else max(1, len(batch))

@@ -7,8 +7,9 @@ points and resumed until complete, with and without the response cache; `top-up`
 can pay, pauses for each, is topped up and resumed, and must cost what one pass costs. One JSON line each.
 
 Without the cache an answer is paid twice when its request was under way at a kill, when a planted fault lost its reply,
-or when its reply was there and not yet written. `finished_not_journaled` counts replies that the service had sent to the
-end and that the journal did not have after a kill; `finished_paid_twice`, of those it had sent, the ones bought again.
+or when its reply was there and not yet written. `finished_not_journaled` counts replies that the service had sent to
+the end, read by us or not, and that the journal did not have after a kill; `finished_paid_twice`, of those it had sent,
+the ones bought again.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """The journal: torn tails, damage, exact bytes, group commit, and replay."""
 
 import asyncio
+import gc
 import io
 import os
 import threading
@@ -167,11 +168,60 @@ def test_an_entry_that_is_no_json_is_its_writers_trouble_alone(tmp_path):
     asyncio.run(work())
 
 
+def test_what_is_appended_during_the_close_is_kept_and_after_it_refused(tmp_path, monkeypatch):
+    entered, may_go_on, sync = threading.Event(), threading.Event(), os.fdatasync
+
+    def slow_sync(descriptor: int) -> None:
+        entered.set()
+        assert may_go_on.wait(10)
+        sync(descriptor)
+
+    monkeypatch.setattr(journal_module.os, "fdatasync", slow_sync)
+
+    async def work() -> None:
+        journal = Journal(tmp_path, window_s=600.0)
+        early = journal.append_later("d", ENTRY)
+        closing = asyncio.create_task(journal.aclose())
+        await asyncio.to_thread(entered.wait, 10)
+        late = journal.append_later("d", {**ENTRY, "id": "late"})
+        may_go_on.set()
+        await asyncio.wait_for(closing, 10)
+        assert (early.result().read()["id"], late.result().read()["id"]) == ("a", "late")
+        with pytest.raises(ArtifactError, match="closed"):
+            journal.append_later("d", ENTRY)
+
+    asyncio.run(work())
+
+
+def test_a_note_that_the_disk_refused_is_told_once(tmp_path):
+    async def work() -> None:
+        told: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context.get("exception")))
+        journal = Journal(tmp_path, window_s=0.0)
+        journal.note("d", {"id": object()})
+        await journal.append("d", ENTRY)
+        assert [type(error) for error in told] == [PydanticSerializationError]
+        write_to(journal, io.FileIO("/dev/full", "wb"))
+        journal.note("d", ENTRY)
+        with pytest.raises(ArtifactError, match="No space left"):
+            await journal.append("d", ENTRY)
+        await journal.aclose()
+        gc.collect()
+        assert len(told) == 1
+
+    asyncio.run(work())
+
+
 def test_files_are_read_in_the_order_of_their_numbers(tmp_path):
     names = ["journal-0002.jsonl", "journal-9999.jsonl", "journal-10000.jsonl"]
     for name in reversed(names):
         (tmp_path / name).touch()
     assert [path.name for path in journal_paths(tmp_path)] == names
+    places = [Place(tmp_path / name, offset, 1) for name in names for offset in (0, 900, 1000)]
+    by_text = sorted(places, key=lambda place: (str(place.path), str(place.offset)))
+    assert by_text != places
+    by_text.sort(key=lambda place: place.age)
+    assert by_text == places
 
 
 def test_append_returns_after_the_sync_of_its_bytes(tmp_path, monkeypatch):
