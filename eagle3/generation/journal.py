@@ -32,8 +32,8 @@ HAND_OVER_S = 0.01
 """Entries of this time are encoded and written together, which costs less than one by one; a killed process loses no
 more than these, unless its loop was late. Source: tests/bench/bench_generation.py."""
 AT_ONCE = 32
-"""So many entries are not left to wait: many together cost less than one by one, but only while their bodies are still
-in the processor's cache. Source: `journaled` over `fetch` in tests/bench/bench_generation.py with other values here."""
+"""So many entries are not left to wait, which bounds the bodies that a burst of replies keeps in memory. Fewer than 32
+cost more each, and 64 or 128 as much: `journaled` over `fetch` in tests/bench/bench_generation.py with other values."""
 BUFFER_BYTES = 1024 * 1024
 """Of encoded lines; more than this is written in several pieces."""
 
