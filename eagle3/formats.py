@@ -290,21 +290,13 @@ def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def completion_to_row(completion: Completion) -> dict[str, Any]:
     """Return the Parquet row of a completion."""
-    usage = completion.usage
     return {
         **{name: getattr(completion, name) for name in COMPLETIONS.names if name not in ("tool_calls", "usage")},
         "tool_calls": json.dumps(
             [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in completion.tool_calls],
             ensure_ascii=False,
         ),
-        "usage": json.dumps(
-            {
-                "prompt_tokens": usage.prompt_tokens,
-                "completion_tokens": usage.completion_tokens,
-                "reasoning_tokens": usage.reasoning_tokens,
-                "cached_tokens": usage.cached_tokens,
-            }
-        ),
+        "usage": json.dumps(completion.usage._asdict()),
     }
 
 

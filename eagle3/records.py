@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 JsonObject: TypeAlias = dict[str, Any]
 
@@ -74,9 +74,8 @@ IMPORTED_PROVIDER = "imported"
 """Provider name of answers that were brought along instead of asked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """Token counts as billed, in the target's own tokenizer."""
+class Usage(NamedTuple):
+    """Token counts as billed, in the target's own tokenizer. A tuple, as `Answer` is: one is made for each reply."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -121,7 +121,7 @@ def _entries(
 
 
 def _entry(prompt: PromptRecord, answer: Answer, body: bytes) -> JsonObject:
-    usage = asdict(answer.usage or Usage(prompt_tokens=0, completion_tokens=0))
+    usage = (answer.usage or Usage(prompt_tokens=0, completion_tokens=0))._asdict()
     if not usage["completion_tokens"]:
         usage["completion_tokens"] = len(answer.completion_token_ids or ())
     return {
@@ -139,7 +139,7 @@ def _entry(prompt: PromptRecord, answer: Answer, body: bytes) -> JsonObject:
         "resolves": [],
         "from_cache": True,
         "latency_s": 0.0,
-        "raw": body,
+        "reply": body,
     }
 
 

@@ -22,7 +22,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from eagle3.generation.journal import Place, journal_paths, read_journal
+from eagle3.generation.journal_lines import Place, journal_paths, read_journal
 from eagle3.generation.ledger import Ledger, RequestKey
 from eagle3.records import FailedCompletion, FailureClass, JsonObject
 

@@ -2,25 +2,20 @@
 
 Two kinds of line matter most. An *intent* (sample, attempt, body digest, reserved dollars) is durable before the first
 byte of its request goes out; an *outcome* (raw reply, billed usage, cost, or why there is none) is durable before an
-answer counts. Each line carries a checksum. Entries are encoded and handed to the kernel together every `HAND_OVER_S`,
-and synced together every `SYNC_WINDOW_S`; each process starts a new file, so a line torn by a crash is always the last
-of its file and is dropped on replay.
+answer counts. Entries are encoded and handed to the kernel together every `HAND_OVER_S`, and synced together every
+`SYNC_WINDOW_S`. What a line looks like is in `eagle3.generation.journal_lines`.
 """
 
 import asyncio
-import base64
 import contextlib
 import os
-import zlib
-from collections.abc import Iterator, Sequence
-from io import BufferedWriter, FileIO
+from collections.abc import Sequence
+from io import FileIO
 from pathlib import Path
-from typing import NamedTuple, cast
-
-from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from eagle3.artifacts import sync_directory
 from eagle3.errors import ArtifactError
+from eagle3.generation.journal_lines import Place, encode_line, journal_paths
 from eagle3.records import JsonObject
 
 SYNC_WINDOW_S = 0.1
@@ -33,113 +28,8 @@ HAND_OVER_S = 0.01
 more than these, unless its loop was late. Source: tests/bench/bench_generation.py."""
 AT_ONCE = 32
 """So many entries are not left to wait, which bounds the bodies that a burst of replies keeps in memory. Fewer than 32
-cost more each, and 64 or 128 as much: `journaled` over `fetch` in tests/bench/bench_generation.py with other values."""
-BUFFER_BYTES = 1024 * 1024
-"""Of encoded lines; more than this is written in several pieces."""
-
-_PREFIX = b'{"crc":"'
-_PREFIX_LENGTH = len(_PREFIX) + 8 + len(b'",')
-
-
-class Place(NamedTuple):
-    """Where one line lies."""
-
-    path: Path
-    offset: int
-    length: int
-
-    @property
-    def age(self) -> tuple[Path, int, str, int]:
-        """Sorts the places of one folder as they were written."""
-        return self.path.parent, *_number_order(self.path), self.offset
-
-    def read(self) -> JsonObject:
-        """Return the line's entry.
-
-        Raises:
-            ArtifactError: The bytes are not what was written.
-        """
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            line = file.read(self.length)
-        entry = decode_line(line)
-        if entry is None:
-            message = (
-                f"journal {self.path.name!r} changed at byte {self.offset} after it was written: restore the file."
-            )
-            raise ArtifactError(message)
-        return entry
-
-
-def encode_line(entry: JsonObject) -> bytes:
-    """Return the line of an entry: JSON whose first member is the crc32 of what follows it.
-
-    A member `raw` of bytes is kept exactly: as text when it is UTF-8, else as base64 named `raw64`.
-    """
-    try:
-        document = to_json(entry)  # five times as fast as the standard library with a long body
-    except PydanticSerializationError:
-        if not isinstance(entry.get("raw"), bytes):
-            raise
-        members = {name: value for name, value in entry.items() if name != "raw"}
-        document = to_json({**members, "raw64": base64.b64encode(entry["raw"]).decode("ascii")})
-    rest = memoryview(document)[1:]
-    return b"".join((_PREFIX, b"%08x" % zlib.crc32(rest), b'",', rest, b"\n"))
-
-
-def decode_line(line: bytes) -> JsonObject | None:
-    """Return the entry of a line, or None when it is torn or damaged."""
-    if not line.startswith(_PREFIX) or not line.endswith(b"}\n"):
-        return None
-    rest = line[_PREFIX_LENGTH:-1]
-    if line[:_PREFIX_LENGTH] != b'%s%08x",' % (_PREFIX, zlib.crc32(rest)):
-        return None
-    try:
-        return cast("JsonObject", from_json(b"{" + rest))
-    except ValueError:
-        return None
-
-
-def raw_of(entry: JsonObject) -> bytes:
-    """Return the body of an entry that was read back, exactly as it came."""
-    if "raw64" in entry:
-        return base64.b64decode(cast("str", entry["raw64"]))
-    return cast("str", entry.get("raw", "")).encode("utf-8")
-
-
-def journal_paths(folder: Path) -> list[Path]:
-    """Return the journal files of a folder, oldest first."""
-    return sorted(folder.glob("journal-*.jsonl"), key=_number_order)
-
-
-def _number_order(path: Path) -> tuple[int, str]:
-    """Sort file names by their number, which outgrows its four digits in the end."""
-    return len(path.name), path.name
-
-
-def read_journal(path: Path) -> Iterator[tuple[Place, JsonObject]]:
-    """Yield the entries of one file with their places; a torn last line is dropped.
-
-    Raises:
-        ArtifactError: A line before the last is damaged.
-    """
-    offset = 0
-    torn_at: int | None = None
-    with path.open("rb") as file:
-        for line in file:
-            if torn_at is not None:
-                message = (
-                    f"journal {path.parent.name}/{path.name} is damaged at byte {torn_at}, before its last line: a "
-                    "crash cannot do that. Restore the file, or remove the line if you accept to pay for its answer "
-                    "again."
-                )
-                raise ArtifactError(message)
-            entry = decode_line(line)
-            if entry is None:
-                torn_at = offset
-            else:
-                yield Place(path, offset, len(line)), entry
-            offset += len(line)
+cost more each, and 64 or 128 as much: `journaled` over `fetch` in tests/bench/bench_generation.py with other values.
+Their pieces go out with one `writev`, which takes 1024."""
 
 
 class _File:
@@ -147,29 +37,32 @@ class _File:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.file: BufferedWriter | None = None
+        self.file: FileIO | None = None
         self.path = folder
         self.offset = 0
         """Of the next line."""
         self.is_dirty = False
-        self._full: list[BufferedWriter] = []
+        self._pieces: list[bytes] = []
+        """Not yet handed over."""
+        self._full: list[FileIO] = []
         """Synced and left; a sync in another thread may still hold the descriptor of one."""
 
-    def append(self, line: bytes) -> Place:
-        """Take a line: after `hand_over` it survives the end of this process, after `sync` a power cut."""
+    def append(self, line: Sequence[bytes]) -> Place:
+        """Take a line, in pieces: after `hand_over` it survives the end of this process, after `sync` a power cut."""
         if self.file is None or self.offset >= ROTATE_BYTES:
             self._open_next()
-        assert self.file is not None
-        place = Place(self.path, self.offset, len(line))
-        self.file.write(line)
-        self.offset += len(line)
+        place = Place(self.path, self.offset, sum(map(len, line)))
+        self._pieces += line
+        self.offset += place.length
         self.is_dirty = True
         return place
 
     def hand_over(self) -> None:
-        """Give the kernel what was appended."""
+        """Give the kernel what was appended, without a copy."""
         assert self.file is not None
-        self.file.flush()
+        pieces, self._pieces = self._pieces, []
+        if pieces:
+            _write_all(self.file.fileno(), pieces)
 
     def sync(self) -> None:
         """Wait until the disk has what was appended."""
@@ -196,7 +89,7 @@ class _File:
         earlier = journal_paths(self._folder)
         number = 1 + (int(earlier[-1].stem.rpartition("-")[2]) if earlier else 0)
         self.path = self._folder / f"journal-{number:04d}.jsonl"
-        self.file = BufferedWriter(FileIO(self.path, "xb"), BUFFER_BYTES)
+        self.file = FileIO(self.path, "xb")
         self.offset = 0
         sync_directory(self._folder)
         sync_directory(self._folder.parent)
@@ -286,7 +179,7 @@ class Journal:
         except Exception as exc:  # noqa: BLE001 - as above
             self._failure = exc
 
-    def _write(self, folder: str, line: bytes) -> Place | None:
+    def _write(self, folder: str, line: Sequence[bytes]) -> Place | None:
         """Append one line; None once the disk refused."""
         if self._failure is not None:
             return None
@@ -330,9 +223,17 @@ class Journal:
                 durable.set_result(place)
 
 
-def _close(file: BufferedWriter) -> None:
+def _write_all(descriptor: int, pieces: Sequence[bytes]) -> None:
+    written = os.writev(descriptor, pieces)
+    if written < sum(map(len, pieces)):  # a signal came, or the disk is about to be full
+        rest = memoryview(b"".join(pieces))[written:]
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+
+
+def _close(file: FileIO) -> None:
     with contextlib.suppress(OSError):  # what counts was synced before
-        file.raw.close()
+        file.close()
 
 
 def _tell(durable: asyncio.Future[Place], error: Exception) -> None:

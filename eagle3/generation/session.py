@@ -27,7 +27,8 @@ from eagle3.generation.cost import keep_plan
 from eagle3.generation.engine import Engine
 from eagle3.generation.figures import book_figures
 from eagle3.generation.history import History, replay
-from eagle3.generation.journal import Journal, Place
+from eagle3.generation.journal import Journal
+from eagle3.generation.journal_lines import Place
 from eagle3.generation.ledger import Ledger
 from eagle3.generation.reporting import progress_events
 from eagle3.generation.requests import Plan

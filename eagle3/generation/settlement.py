@@ -69,14 +69,14 @@ class Settlement:
             "cost_usd": f"{cost_usd:f}",
             "charged_usd": f"{charged_usd:f}",
             "is_estimated": is_estimated,
-            "usage": _usage_json(usage),
+            "usage": usage._asdict(),
             "provider": (outcome.provider if self._provider.names_providers else None) or self._provider.name,
             "generation_id": generation_id,
             "paid_ids": paid_ids,
             "resolves": resolves,
             "from_cache": reply.is_cache_hit,
             "latency_s": round(reply.elapsed_s, 4),
-            "raw": reply.body,
+            "reply": reply.body,
         }
         place = await self._journal.append(dataset, entry)
         self._history.apply(dataset, entry, place)
@@ -218,12 +218,3 @@ def _usage_of(record: GenerationRecord) -> Usage:
         completion_tokens=record.completion_tokens,
         reasoning_tokens=record.reasoning_tokens,
     )
-
-
-def _usage_json(usage: Usage) -> JsonObject:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "reasoning_tokens": usage.reasoning_tokens,
-        "cached_tokens": usage.cached_tokens,
-    }

@@ -12,7 +12,7 @@ from eagle3.artifacts import OpenStage, RunDirectory, ShardRef, Stage, StageMani
 from eagle3.errors import ArtifactError
 from eagle3.formats import COMPLETIONS, completion_to_row, prompt_from_json, read_json_lines, write_rows
 from eagle3.generation.history import History
-from eagle3.generation.journal import raw_of
+from eagle3.generation.journal_lines import raw_of
 from eagle3.providers.wire import parse_reply
 from eagle3.recipe import Recipe
 from eagle3.records import Completion, FailedCompletion, FailureClass, JsonObject, PromptRecord, Usage, canonical_json

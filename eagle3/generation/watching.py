@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import TypeAlias
 
 from eagle3.errors import Eagle3Error
-from eagle3.generation.journal import Place
+from eagle3.generation.journal_lines import Place
 from eagle3.records import Completion, JsonObject, PromptRecord
 
 Answered: TypeAlias = tuple[PromptRecord, Completion]

@@ -112,15 +112,15 @@ def parse_reply(body: bytes) -> ParsedReply:  # noqa: PLR0911 - one return per k
             kind=ReplyKind.MALFORMED, detail=f"{place + ': ' if place else ''}{problem['msg']} ({len(body)} bytes)"
         )
     choices, error = reply.get("choices"), reply.get("error")
-    if error is not None and not choices:
-        return ParsedReply(kind=ReplyKind.ERROR, error=_error_body(error), answer=_billing_only(reply))
-    if reply.get("object") == "error":  # the flat form of some OpenAI-compatible servers
-        fields = {"message": _text(reply.get("message")), "code": reply.get("code")}
-        return ParsedReply(kind=ReplyKind.ERROR, error=_error_body(fields))
     if not choices:
+        if error is not None:
+            return ParsedReply(kind=ReplyKind.ERROR, error=_error_body(error), answer=_billing_only(reply))
+        if reply.get("object") == "error":  # the flat form of some OpenAI-compatible servers
+            fields = {"message": _text(reply.get("message")), "code": reply.get("code")}
+            return ParsedReply(kind=ReplyKind.ERROR, error=_error_body(fields))
         choices = _generated(reply)
-    if not choices:
-        return ParsedReply(kind=ReplyKind.MALFORMED, detail="JSON without choices and without an error")
+        if choices is None:
+            return ParsedReply(kind=ReplyKind.MALFORMED, detail="JSON without choices and without an error")
     choice = choices[0]
     answer = _answer(reply, choice)
     failed = choice.get("error")
@@ -139,7 +139,7 @@ def parse_reply(body: bytes) -> ParsedReply:  # noqa: PLR0911 - one return per k
         return ParsedReply(kind=kind, answer=answer, detail=detail)
     if _is_empty(answer):
         return ParsedReply(kind=ReplyKind.EMPTY, answer=answer, detail="no reasoning, no content, no tool call")
-    return ParsedReply(kind=ReplyKind.ANSWER, answer=answer)
+    return ParsedReply(ReplyKind.ANSWER, answer)
 
 
 def _streamed(text: bytes) -> ReplyBody:
@@ -253,10 +253,10 @@ def _billing_only(reply: ReplyBody) -> Answer | None:
 def _usage(usage: UsageBody) -> Usage:
     completion, prompt = usage.get("completion_tokens_details"), usage.get("prompt_tokens_details")
     return Usage(
-        prompt_tokens=usage.get("prompt_tokens", 0),
-        completion_tokens=usage.get("completion_tokens", 0),
-        reasoning_tokens=(completion if completion is not None else usage).get("reasoning_tokens"),
-        cached_tokens=prompt.get("cached_tokens") if prompt is not None else None,
+        usage.get("prompt_tokens", 0),
+        usage.get("completion_tokens", 0),
+        (completion if completion is not None else usage).get("reasoning_tokens"),
+        prompt.get("cached_tokens") if prompt is not None else None,
     )
 
 

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from eagle3.artifacts import RunDirectory, Stage
 from eagle3.errors import BudgetReachedError, CreditsExhaustedError
-from eagle3.generation.journal import journal_paths, read_journal
+from eagle3.generation.journal_lines import journal_paths, read_journal
 from tests.e2e import test_generation_crash as crash
 
 LATENCY_S = 8.0

@@ -163,7 +163,8 @@ async def ask_httpx(url: str, count: int, connections: int) -> None:
 
 async def ask_ours(url: str, count: int, connections: int, folder: Path | None) -> None:
     """Our client; with `folder`, each reply is validated and journaled there."""
-    from eagle3.generation.journal import Journal, Place
+    from eagle3.generation.journal import Journal
+    from eagle3.generation.journal_lines import Place
     from eagle3.providers.base import RawReply
     from eagle3.providers.classify import Verdict, classify
     from eagle3.providers.connection import Connection
@@ -180,7 +181,7 @@ async def ask_ours(url: str, count: int, connections: int, folder: Path | None) 
         assert journal is not None
         outcome = classify(reply)
         assert outcome.verdict is Verdict.ANSWERED
-        entry = {"kind": "answer", "id": number, "generation_id": outcome.generation_id, "raw": reply.body}
+        entry = {"kind": "answer", "id": number, "generation_id": outcome.generation_id, "reply": reply.body}
         return journal.append_later("race", entry)
 
     async def fetch_and_keep(number: int) -> asyncio.Future[Place]:

@@ -63,7 +63,7 @@ def completions(data: Path, tokenizer: Tokenizer, count: int) -> list[Completion
         )
         pieces = lay_out(clean, GRAMMAR, MODE, Habits(), Shape(), tokenizer.encode_ordinary)
         billed = billed_count(pieces, GRAMMAR, MODE, Habits())
-        usage = replace(clean.usage, completion_tokens=billed)
+        usage = clean.usage._replace(completion_tokens=billed)
         made.append(replace(clean, reasoning=f" {clean.reasoning}", content=f" {clean.content}", usage=usage))
     return made
 

@@ -11,7 +11,7 @@ from eagle3.formats import COMPLETIONS, read_rows, write_json_lines
 from eagle3.generation import import_answers, reopen
 from eagle3.generation.figures import book_figures
 from eagle3.generation.history import replay
-from eagle3.generation.journal import encode_line
+from eagle3.generation.journal_lines import encode_line
 from eagle3.generation.shards import open_completions
 from eagle3.records import IMPORTED_PROVIDER, FailureClass
 from tests.e2e.test_generation_crash import (
@@ -116,7 +116,7 @@ def test_money_in_doubt_at_sealing_is_settled_by_the_next_call(tmp_path, monkeyp
         asked = {"id": sample_id, "attempt": 99, "sha256": "s", "routing": "r"}
         intent = {"kind": "intent", **asked, "reserved_usd": "0.5", "time": time.time()}
         named = {"kind": "accepted", "requests": [[sample_id, 99, lost["id"]]]}
-        lines = [encode_line(intent), encode_line(named)]
+        lines = [*encode_line(intent), *encode_line(named)]
         (stage.path / "first" / "journal-9999.jsonl").write_bytes(b"".join(lines))
         totals = dict.fromkeys(DATASETS, 20)
         in_doubt = book_figures(*replay(stage.path, totals, recipe.generation.budget_usd), totals)

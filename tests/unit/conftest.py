@@ -182,7 +182,7 @@ class TinyRun:
         if "usage" not in changes:
             rebuilt = self.sample(prompt, reply)
             billed = len(rebuilt.input_ids) - rebuilt.num_prompt_tokens - delta
-            reply = replace(reply, usage=replace(reply.usage, completion_tokens=billed))
+            reply = replace(reply, usage=reply.usage._replace(completion_tokens=billed))
         return reply
 
     def prompt_ids(self, prompt: PromptRecord) -> list[int]:

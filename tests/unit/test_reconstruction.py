@@ -78,7 +78,7 @@ def test_one_row_per_completion_in_order(tiny_run):
 def test_mismatches_are_kept_and_counted(tiny_run):
     def plant(number, completion):
         if number == 3:
-            return replace(completion, usage=replace(completion.usage, completion_tokens=5000))
+            return replace(completion, usage=completion.usage._replace(completion_tokens=5000))
         return completion
 
     _, completions = sealed_run(tiny_run, change=plant)

@@ -91,7 +91,7 @@ def test_a_precision_that_routing_forbids(tiny_run, monitor):
 
 def test_prompts_that_are_rendered_by_another_template(tiny_run, monitor):
     wrong = [
-        (prompt, replace(reply, usage=replace(reply.usage, prompt_tokens=reply.usage.prompt_tokens + 7)))
+        (prompt, replace(reply, usage=reply.usage._replace(prompt_tokens=reply.usage.prompt_tokens + 7)))
         for prompt, reply in answers(tiny_run, 0, 16)
     ]
     with pytest.raises(AuditFailedError, match=r"A08, Acme: 16 of the newest 16 prompts .* -7"):

@@ -173,9 +173,9 @@ def test_a05_count_mismatch_and_nothing_rebuilt(subject):
 
 def test_a08_prompt_count(subject):
     clean = subject()
-    usage = replace(clean.completion.usage, prompt_tokens=clean.completion.usage.prompt_tokens + 7)
+    usage = clean.completion.usage._replace(prompt_tokens=clean.completion.usage.prompt_tokens + 7)
     assert found(replace(clean, completion=replace(clean.completion, usage=usage))) == {"A08": Severity.ERROR}
-    unbilled = replace(clean.completion.usage, prompt_tokens=0)
+    unbilled = clean.completion.usage._replace(prompt_tokens=0)
     assert found(replace(clean, completion=replace(clean.completion, usage=unbilled))) == {}
 
 

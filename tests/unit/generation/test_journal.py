@@ -1,4 +1,4 @@
-"""The journal: torn tails, damage, exact bytes, group commit, and replay."""
+"""The journal's writer: group commit, exact places, a disk that refuses, and the close."""
 
 import asyncio
 import gc
@@ -8,71 +8,14 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic_core import PydanticSerializationError
 
 import eagle3.generation.journal as journal_module
 from eagle3.errors import ArtifactError
-from eagle3.generation.journal import (
-    AT_ONCE,
-    BUFFER_BYTES,
-    Journal,
-    Place,
-    decode_line,
-    encode_line,
-    journal_paths,
-    raw_of,
-    read_journal,
-)
+from eagle3.generation.journal import AT_ONCE, Journal
+from eagle3.generation.journal_lines import Place, journal_paths, read_journal
 
 ENTRY = {"kind": "intent", "id": "a", "text": "U+2028 \u2028 and \u0085"}
-
-
-def write(path: Path, *entries: dict[str, object], tail: bytes = b"") -> Path:
-    path.write_bytes(b"".join(encode_line(entry) for entry in entries) + tail)
-    return path
-
-
-@given(st.binary(max_size=300))
-def test_a_raw_body_survives_exactly(body: bytes):
-    entry = decode_line(encode_line({"kind": "answer", "raw": body}))
-    assert entry is not None
-    assert raw_of(entry) == body
-
-
-@given(st.text(max_size=50), st.data())
-def test_every_torn_or_changed_line_is_noticed(text: str, data: st.DataObject):
-    line = encode_line({"kind": "answer", "text": text})
-    cut = data.draw(st.integers(0, len(line) - 1))
-    assert decode_line(line[:cut]) is None
-    changed = bytearray(line)
-    changed[cut] ^= 1
-    assert decode_line(bytes(changed)) is None
-
-
-def test_a_torn_last_line_is_dropped_wherever_it_tears(tmp_path):
-    line = encode_line(ENTRY)
-    for cut in range(len(line)):
-        path = write(tmp_path / "journal-0001.jsonl", ENTRY, tail=line[:cut])
-        assert [entry for _, entry in read_journal(path)] == [ENTRY]
-
-
-def test_damage_before_the_last_line_is_an_error(tmp_path):
-    path = write(tmp_path / "journal-0001.jsonl", ENTRY, tail=b"garbage\n" + encode_line(ENTRY))
-    with pytest.raises(ArtifactError, match="before its last line"):
-        list(read_journal(path))
-
-
-def test_places_lead_back_to_entries_and_notice_changes(tmp_path):
-    path = write(tmp_path / "journal-0001.jsonl", ENTRY, {**ENTRY, "id": "b"})
-    places = [place for place, _ in read_journal(path)]
-    assert places[1].read()["id"] == "b"
-    data = bytearray(path.read_bytes())
-    data[places[1].offset + 30] ^= 1
-    path.write_bytes(bytes(data))
-    with pytest.raises(ArtifactError, match="changed at byte"):
-        places[1].read()
 
 
 def test_appended_lines_are_on_disk_when_append_returns(tmp_path):
@@ -212,18 +155,6 @@ def test_a_note_that_the_disk_refused_is_told_once(tmp_path):
     asyncio.run(work())
 
 
-def test_files_are_read_in_the_order_of_their_numbers(tmp_path):
-    names = ["journal-0002.jsonl", "journal-9999.jsonl", "journal-10000.jsonl"]
-    for name in reversed(names):
-        (tmp_path / name).touch()
-    assert [path.name for path in journal_paths(tmp_path)] == names
-    places = [Place(tmp_path / name, offset, 1) for name in names for offset in (0, 900, 1000)]
-    by_text = sorted(places, key=lambda place: (str(place.path), str(place.offset)))
-    assert by_text != places
-    by_text.sort(key=lambda place: place.age)
-    assert by_text == places
-
-
 def test_append_returns_after_the_sync_of_its_bytes(tmp_path, monkeypatch):
     synced: list[int] = []
     monkeypatch.setattr(journal_module.os, "fdatasync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
@@ -279,12 +210,11 @@ def test_everybody_is_told_why_nothing_can_be_written(tmp_path, monkeypatch, tro
     asyncio.run(work())
 
 
-def test_what_the_disk_refused_is_not_written_later(tmp_path):
+def test_what_the_disk_refused_is_not_written_later(tmp_path, monkeypatch):
     async def work() -> None:
         journal = Journal(tmp_path, window_s=0.05)
         await journal.append("d", ENTRY)
-        (path,) = journal_paths(tmp_path / "d")
-        write_to(journal, RefusingOnce(path, "ab"))
+        refuse_once(monkeypatch)
         written = [journal.append_later("d", {**ENTRY, "id": f"refused {number}"}) for number in range(3)]
         for error in await asyncio.gather(*written, return_exceptions=True):
             assert isinstance(error, ArtifactError)
@@ -297,24 +227,43 @@ def test_what_the_disk_refused_is_not_written_later(tmp_path):
     assert [entry["id"] for _, entry in read_journal(path)] == ["a"]
 
 
-def write_to(journal: Journal, raw: io.FileIO) -> None:
+def write_to(journal: Journal, file: io.FileIO) -> None:
     """Let the rest of a journal go to another file."""
-    file = journal._files["d"].file
-    assert file is not None
-    file.close()
-    journal._files["d"].file = io.BufferedWriter(raw, buffer_size=BUFFER_BYTES)
+    earlier = journal._files["d"].file
+    assert earlier is not None
+    earlier.close()
+    journal._files["d"].file = file
 
 
-class RefusingOnce(io.FileIO):
-    """A file on a disk that is full for one write."""
+def refuse_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the disk be full for one write."""
+    write = os.writev
 
-    is_full = True
+    def refuse(descriptor: int, pieces: list[bytes]) -> int:
+        monkeypatch.setattr(journal_module.os, "writev", write)
+        raise OSError(28, "No space left on device")
 
-    def write(self, data, /):
-        if self.is_full:
-            self.is_full = False
-            raise OSError(28, "No space left on device")
-        return super().write(data)
+    monkeypatch.setattr(journal_module.os, "writev", refuse)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 40, 90])
+def test_a_write_that_took_a_part_is_completed(tmp_path, monkeypatch, taken):
+    write = os.write
+
+    def take_a_part(descriptor: int, pieces: list[bytes]) -> int:
+        return write(descriptor, b"".join(pieces)[:taken]) if taken else 0
+
+    monkeypatch.setattr(journal_module.os, "writev", take_a_part)
+    monkeypatch.setattr(journal_module.os, "write", lambda descriptor, data: write(descriptor, data[:7]))
+
+    async def work() -> None:
+        journal = Journal(tmp_path, window_s=0.0)
+        entries = [{"kind": "answer", "id": str(number), "reply": b'{"a":1}'} for number in range(3)]
+        written = [journal.append_later("d", entry) for entry in entries]
+        assert [place.read() for place in await asyncio.gather(*written)] == entries
+        await journal.aclose()
+
+    asyncio.run(work())
 
 
 def test_a_disk_that_refuses_stops_everything(tmp_path):

@@ -14,7 +14,7 @@ from eagle3.formats import COMPLETIONS, completion_from_row, prompt_to_json, rea
 from eagle3.generation import GenerationSession, plan_cost, render_plan, seal_completions, settle_sealed
 from eagle3.generation.aftermath import ask_the_books
 from eagle3.generation.history import ACCOUNT, replay
-from eagle3.generation.journal import encode_line
+from eagle3.generation.journal_lines import encode_line
 from eagle3.generation.shards import (
     ENDPOINTS_NAME,
     open_completions,
@@ -102,7 +102,7 @@ def failed_entry(prompt: PromptRecord, failure: FailureClass) -> dict[str, objec
 def journal(run: RunDirectory, *entries: dict[str, object], folder: str = "d", number: int = 1) -> None:
     path = run.stage_path(Stage.COMPLETIONS) / folder / f"journal-{number:04d}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"".join(encode_line(dict(entry)) for entry in entries))
+    path.write_bytes(b"".join(piece for entry in entries for piece in encode_line(dict(entry))))
 
 
 def session_of(run: RunDirectory, recipe: Recipe) -> GenerationSession:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eagle3.errors import AuditFailedError
-from eagle3.generation.journal import Place
+from eagle3.generation.journal_lines import Place
 from eagle3.generation.watching import AnswerWatch
 from eagle3.records import PromptRecord
 

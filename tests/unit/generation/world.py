@@ -14,7 +14,8 @@ import httpx
 from eagle3.errors import Eagle3Error, StoppedError
 from eagle3.generation.engine import Engine
 from eagle3.generation.history import History, replay
-from eagle3.generation.journal import Journal, journal_paths
+from eagle3.generation.journal import Journal
+from eagle3.generation.journal_lines import journal_paths
 from eagle3.generation.ledger import Ledger
 from eagle3.generation.pacing import RetryBudget
 from eagle3.generation.requests import Plan

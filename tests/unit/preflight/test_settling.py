@@ -32,7 +32,7 @@ def answer(run, habits: Habits, text: str, max_tokens: int = 500, *, name: str =
         content=content,
         tool_calls=[replace(each, arguments='{"a":7}') for each in calls] if habits.args_style == "spaced" else calls,
         finish_reason="length" if is_cut else true.finish_reason,
-        usage=replace(true.usage, completion_tokens=billed),
+        usage=true.usage._replace(completion_tokens=billed),
     )
     return Probed(name=name or text, max_tokens=max_tokens, completion=shown, repeats=repeats)
 
@@ -75,7 +75,7 @@ def test_without_the_cut_answer_spaces_and_unbilled_tokens_look_alike(tiny_run):
 def test_an_answer_that_nothing_explains_tells_nothing(tiny_run):
     grammar, tokenizer, mode = tiny_run.renderer.grammar, tiny_run.renderer.tokenizer, tiny_run.renderer.mode
     odd = answer(tiny_run, Habits(), "42")
-    usage = replace(odd.completion.usage, completion_tokens=400)
+    usage = odd.completion.usage._replace(completion_tokens=400)
     odd = replace(odd, name="odd", completion=replace(odd.completion, usage=usage))
     probed = [answer(tiny_run, Habits(), "42"), odd]
     assert Habits() in surviving(probed, grammar, tokenizer, mode)

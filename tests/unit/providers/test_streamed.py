@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from eagle3.generation.journal import decode_line, encode_line
+from eagle3.generation.journal_lines import decode_line, encode_line
 from eagle3.providers.base import RawReply
 from eagle3.providers.classify import Billing, Verdict, classify
 from eagle3.providers.wire import ReplyKind, parse_reply
@@ -134,7 +134,7 @@ def test_half_a_surrogate_pair_anywhere_can_be_written_down(events):
     assert outcome.generation_id == "g\ufffd"
     assert outcome.provider == "P\ufffd"
     entry = {"message": outcome.message, "provider": outcome.provider, "id": outcome.generation_id, "raw": body}
-    assert decode_line(encode_line(entry)) == {**entry, "raw": body.decode()}
+    assert decode_line(b"".join(encode_line(entry))) == {**entry, "raw": body.decode()}
 
 
 def test_calls_that_share_an_index_are_told_apart_by_their_ids():

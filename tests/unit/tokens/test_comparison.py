@@ -22,7 +22,7 @@ def answers(completion, truth):
             text = f"{WORDS[number % len(WORDS)]}, {number}." + (" " if own_space else "")
             clean = completion(text, number=number)
             billed = len(truth(clean, "plain")) - (not end_billed)
-            usage = replace(clean.usage, completion_tokens=billed)
+            usage = clean.usage._replace(completion_tokens=billed)
             content = f"{text} " if artifact else text
             made.append(replace(clean, provider=provider, model=model, content=content, usage=usage))
         return made
@@ -86,7 +86,7 @@ def test_another_model_is_no_witness(fit, answers):
 def test_a_provider_whose_counts_do_not_fit_is_no_witness(fit, answers):
     """Texts that do not explain what was billed were changed on the way, so their edges prove nothing."""
     changed = [
-        replace(answer, usage=replace(answer.usage, completion_tokens=answer.usage.completion_tokens + 5))
+        replace(answer, usage=answer.usage._replace(completion_tokens=answer.usage.completion_tokens + 5))
         for answer in answers("Plain", 60)
     ]
     assert fit(changed, answers("Spaced", 60, artifact=True))["Spaced", "acme/tiny"].compared == ()

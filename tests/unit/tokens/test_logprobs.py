@@ -62,7 +62,7 @@ def test_content_alone_does_not_prove_the_reasoning(seen, rebuild):
 @pytest.mark.parametrize("token_bytes", [(b"other",), (b"\xef\xbf\xbd",), (b"no such token",)])
 def test_tokens_that_do_not_spell_the_answer_are_not_taken(completion, truth, rebuild, token_bytes):
     answer = completion("Hi", reasoning="Hm")
-    usage = replace(answer.usage, completion_tokens=len(truth(answer)))
+    usage = answer.usage._replace(completion_tokens=len(truth(answer)))
     result = rebuild(replace(answer, usage=usage, token_bytes=token_bytes))
     assert result.sample.exactness is Exactness.COUNT_VERIFIED
     assert [finding.rule for finding in result.findings] == ["logprobs"]
@@ -70,7 +70,7 @@ def test_tokens_that_do_not_spell_the_answer_are_not_taken(completion, truth, re
 
 def test_a_count_that_contradicts_is_not_overruled(seen, rebuild):
     answer, _ = seen(reasoning="Hm")
-    wrong = replace(answer, usage=replace(answer.usage, completion_tokens=answer.usage.completion_tokens + 3))
+    wrong = replace(answer, usage=answer.usage._replace(completion_tokens=answer.usage.completion_tokens + 3))
     assert rebuild(wrong).sample.exactness is Exactness.MISMATCH
 
 

@@ -28,7 +28,7 @@ def answers(completion, truth):
             reasoning = None if mode == "plain" or number % 5 == 0 else f"{word} number {number}"
             clean = completion(f"{word}, {number}.", reasoning=reasoning, calls=calls, finish=finish, number=number)
             billed = len(truth(clean, mode)) - (not end_billed and not is_cut)
-            seen = replace(clean, usage=replace(clean.usage, completion_tokens=billed))
+            seen = replace(clean, usage=clean.usage._replace(completion_tokens=billed))
             if spaced:
                 space = "" if mode == "plain" else " "
                 seen = replace(seen, reasoning=reasoning and f" {reasoning} ", content=f"{space}{clean.content}")

@@ -45,7 +45,7 @@ def billed(truth):
     """Bill an answer as if the model had written the given shape."""
 
     def make(answer, shape):
-        return replace(answer, usage=replace(answer.usage, completion_tokens=len(truth(answer, shape=shape))))
+        return replace(answer, usage=answer.usage._replace(completion_tokens=len(truth(answer, shape=shape))))
 
     return make
 

@@ -51,7 +51,7 @@ def bill(truth):
     """Set the billed count of a completion to the true one."""
 
     def billed(answer, extra=0, **kwargs):
-        return replace(answer, usage=replace(answer.usage, completion_tokens=len(truth(answer, **kwargs)) + extra))
+        return replace(answer, usage=answer.usage._replace(completion_tokens=len(truth(answer, **kwargs)) + extra))
 
     return billed
 
@@ -243,7 +243,7 @@ class TestServerIds:
         answer = completion("answer", reasoning="Hm")
         letters = [token_id for letter in "answer" for token_id in family.tokenizer.encode_ordinary(letter)]
         ids = [*truth(completion(None, reasoning="Hm"))[:-1], *letters, family.grammar.control["end"].id]
-        seen = replace(answer, completion_token_ids=ids, usage=replace(answer.usage, completion_tokens=len(ids)))
+        seen = replace(answer, completion_token_ids=ids, usage=answer.usage._replace(completion_tokens=len(ids)))
         result = rebuild(seen)
         assert list(result.sample.input_ids[3:]) == ids
         assert [finding.rule for finding in result.findings] == ["drift"]
