@@ -200,23 +200,26 @@ def _answer(reply: ReplyBody, choice: Choice) -> Answer:
         texts = [text for detail in details if (text := detail.get("text")) is not None]
         reasoning = "".join(texts) if texts else None
     calls, usage, logprobs = message.get("tool_calls"), reply.get("usage"), choice.get("logprobs")
-    meta = choice.get("meta_info") or {}
-    completion_ids = choice.get("token_ids") or choice.get("response_token_ids") or _ids(meta.get("output_token_ids"))
-    prompt_ids = reply.get("prompt_token_ids") or choice.get("prompt_token_ids") or _ids(meta.get("prompt_token_ids"))
-    return Answer(
-        generation_id=reply.get("id"),
-        model=reply.get("model"),
-        provider=reply.get("provider"),
-        reasoning=reasoning,
-        content=message.get("content"),
-        tool_calls=tuple(map(_tool_call, calls)) if calls else (),
-        finish_reason=choice.get("finish_reason"),
-        native_finish_reason=choice.get("native_finish_reason"),
-        usage=_usage(usage) if usage is not None else None,
-        cost_usd=_cost(usage) if usage is not None else None,
-        prompt_token_ids=tuple(prompt_ids) if prompt_ids else None,
-        completion_token_ids=tuple(completion_ids) if completion_ids else None,
-        token_bytes=_token_bytes(logprobs) if logprobs is not None else None,
+    completion_ids = choice.get("token_ids") or choice.get("response_token_ids")
+    prompt_ids = reply.get("prompt_token_ids") or choice.get("prompt_token_ids")
+    meta = choice.get("meta_info")
+    if meta:
+        completion_ids = completion_ids or _ids(meta.get("output_token_ids"))
+        prompt_ids = prompt_ids or _ids(meta.get("prompt_token_ids"))
+    return Answer(  # by position, which costs little more than half as much
+        reply.get("id"),
+        reply.get("model"),
+        reply.get("provider"),
+        reasoning,
+        message.get("content"),
+        tuple(map(_tool_call, calls)) if calls else (),
+        choice.get("finish_reason"),
+        choice.get("native_finish_reason"),
+        _usage(usage) if usage is not None else None,
+        _cost(usage) if usage is not None else None,
+        tuple(prompt_ids) if prompt_ids else None,
+        tuple(completion_ids) if completion_ids else None,
+        _token_bytes(logprobs) if logprobs is not None else None,
     )
 
 
