@@ -67,7 +67,7 @@ def encode_line(entry: JsonObject) -> tuple[bytes, ...]:
         return _whole(entry)
     members = {_REPLY_SIZE: len(reply), **entry}
     del members["reply"]
-    if not reply.startswith(b"{") or not reply.endswith(b"}") or b"\n" in reply:  # padded, or a stream
+    if not reply.startswith(b"{") or b"\n" in reply:  # padded, or a stream
         del members[_REPLY_SIZE]
         return _whole({**members, "raw": reply})
     head = to_json(members)[1:-1] + _BEFORE_REPLY
@@ -105,7 +105,7 @@ def decode_line(line: bytes) -> JsonObject | None:
 def _with_reply(rest: bytes) -> JsonObject:
     """Return the entry of a line that ends with a reply; raise `ValueError` when it does not."""
     start = len(rest) - len(b"}") - int(rest[len(_WITH_REPLY) : rest.index(b",")])
-    if start < 0 or not rest.endswith(_BEFORE_REPLY, 0, start):
+    if not rest.endswith(_BEFORE_REPLY, 0, start):
         raise ValueError("no reply of that size")
     entry = cast("JsonObject", from_json(b"{%b}" % rest[: start - len(_BEFORE_REPLY)]))
     del entry[_REPLY_SIZE]

@@ -97,6 +97,8 @@ ROWS = [
     ("520 HTML", reply(520, b"<html>Error 520</html>"), Verdict.RETRY, Billing.UNKNOWN),
     ("524 HTML", reply(524, b"<!DOCTYPE html><html>timeout</html>"), Verdict.RETRY, Billing.UNKNOWN),
     ("529", reply(529, error(529)), Verdict.RETRY, Billing.FREE),
+    ("answer with a status of failure", reply(502, choice()), Verdict.RETRY, Billing.UNKNOWN),
+    ("flat error", reply(200, {"object": "error", "message": "no such model", "code": 404}), Verdict.RUN_REJECTED, Billing.FREE),
     ("redirect", reply(302, b""), Verdict.RUN_REJECTED, Billing.FREE),
     ("never sent", reply(None, failure=TransportFailure.NOT_SENT), Verdict.RETRY, Billing.FREE),
     ("cut", reply(200, b'{"id', failure=TransportFailure.CUT), Verdict.AMBIGUOUS, Billing.UNKNOWN),
@@ -134,3 +136,8 @@ def test_the_generation_is_known_from_headers_when_the_body_is_lost():
 def test_an_answer_that_names_nobody_is_no_strangers():
     nameless = classify(reply(200, {**choice("hi"), "provider": ""}))
     assert (nameless.verdict, nameless.provider) == (Verdict.ANSWERED, None)
+
+
+def test_an_answer_without_an_id_has_that_of_its_headers():
+    answered = classify(reply(200, {**choice("hi"), "id": None}, x_generation_id="gen-7"))
+    assert (answered.verdict, answered.generation_id, answered.code) == (Verdict.ANSWERED, "gen-7", 200)

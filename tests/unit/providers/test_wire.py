@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3.providers.wire import ReplyKind, parse_reply
-from eagle3.records import ToolCall
+from eagle3.records import ToolCall, Usage
 
 
 def body(**message: object) -> bytes:
@@ -70,10 +70,22 @@ def test_native_ids_are_found_under_both_engines_names():
         "choices": [{"message": {"content": "c"}, "finish_reason": "stop", "token_ids": [2]}],
     }
     inner = {"message": {"content": "c"}, "finish_reason": "stop", "response_token_ids": [2], "prompt_token_ids": [1]}
-    for document in (vllm, {"choices": [inner]}):
+    meta = {"prompt_token_ids": [1], "output_token_ids": [2]}
+    sglang = {"message": {"content": "c"}, "finish_reason": "stop", "meta_info": meta}
+    for document in (vllm, {"choices": [inner]}, {"choices": [sglang]}):
         answer = parse_reply(json.dumps(document).encode()).answer
         assert answer is not None
         assert (answer.prompt_token_ids, answer.completion_token_ids) == ((1,), (2,))
+
+
+def test_every_count_of_the_usage_is_read():
+    details = {"prompt_tokens_details": {"cached_tokens": 3}, "completion_tokens_details": {"reasoning_tokens": 4}}
+    flat = {"prompt_tokens": 1, "completion_tokens": 2, "reasoning_tokens": 4}
+    for usage, cached in (({**flat, **details}, 3), (flat, None)):
+        document = {"choices": [{"message": {"content": "c"}, "finish_reason": "stop"}], "usage": usage}
+        answer = parse_reply(json.dumps(document).encode()).answer
+        assert answer is not None
+        assert answer.usage == Usage(prompt_tokens=1, completion_tokens=2, reasoning_tokens=4, cached_tokens=cached)
 
 
 def test_cost_is_decimal_as_spelled():
