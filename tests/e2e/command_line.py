@@ -35,7 +35,7 @@ class CommandLine:
     def command(self, *arguments: str) -> list[str]:
         return [str(Path(sys.executable).parent / "eagle3"), *arguments]
 
-    def __call__(self, *arguments: str, timeout_s: float = 1800) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *arguments: str, timeout_s: float = 900) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             self.command(*arguments),
             env=self.environment,
