@@ -227,6 +227,35 @@ def test_what_the_disk_refused_is_not_written_later(tmp_path, monkeypatch):
     assert [entry["id"] for _, entry in read_journal(path)] == ["a"]
 
 
+def test_nothing_of_a_batch_is_written_after_a_part_was_refused(tmp_path):
+    (tmp_path / "taken").touch()
+
+    async def work() -> None:
+        journal = Journal(tmp_path, window_s=0.0)
+        written = [journal.append_later(folder, ENTRY) for folder in ("d", "taken")]
+        for error in await asyncio.gather(*written, return_exceptions=True):
+            assert isinstance(error, ArtifactError)
+        await journal.aclose()
+
+    asyncio.run(work())
+    assert [entry for path in journal_paths(tmp_path / "d") for _, entry in read_journal(path)] == []
+
+
+def test_a_refusal_during_rotation_ends_all_writing(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal_module, "ROTATE_BYTES", 1)
+    refuse_once(monkeypatch)
+
+    async def work() -> None:
+        journal = Journal(tmp_path, window_s=0.0)
+        written = [journal.append_later("d", {**ENTRY, "id": str(number)}) for number in range(5)]
+        for error in await asyncio.gather(*written, return_exceptions=True):
+            assert isinstance(error, ArtifactError)
+        await journal.aclose()
+
+    asyncio.run(work())
+    assert [entry for path in journal_paths(tmp_path / "d") for _, entry in read_journal(path)] == []
+
+
 def write_to(journal: Journal, file: io.FileIO) -> None:
     """Let the rest of a journal go to another file."""
     earlier = journal._files["d"].file
