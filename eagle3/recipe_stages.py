@@ -60,7 +60,8 @@ class HiddenStates(Section):
     layer_ids: tuple[int, ...] | None = None
     """Input-of-layer ids, ascending; unset means [2, n // 2, n - 3] for n layers."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Of the forward pass and of the stored states."""
+    """Of the forward pass and of the stored states. A CPU without bfloat16 arithmetic computes in float32, in twice the
+    memory, and stores what is asked for here; the figures of the gates say so (`computed_in`)."""
     batch_tokens: Annotated[int, OPERATIONAL] = Field(default=2048, ge=1)
     """Most tokens per forward pass, padding included."""
     num_threads: Annotated[int | None, OPERATIONAL] = Field(default=None, ge=1)
@@ -87,8 +88,8 @@ class Training(Section):
     draft_vocab_size: int = Field(default=32000, ge=16)
     """Most frequent target ids that the draft can propose."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Of the forward pass; weights are updated in float32 either way. CPUs without bfloat16 arithmetic are faster with
-    `float32`."""
+    """Of the forward pass; weights are updated in float32 either way. A CPU without bfloat16 arithmetic computes in
+    float32 instead, and the figures of the training say so (`computed_in`)."""
     ttt_steps: int = Field(default=3, ge=1, le=16)
     """Chained steps the draft is trained for."""
     num_layers: Literal[1] = 1

@@ -9,6 +9,7 @@ from typing import Any
 
 from eagle3.drafter.extra import import_torch, require_train_extra
 from eagle3.errors import TargetError
+from eagle3.precision import compute_dtype
 
 BATCH_PROMPTS = 32
 
@@ -21,7 +22,7 @@ class TargetModel:
 
         Args:
             directory: Hugging Face directory.
-            dtype: Of weights and forward pass, `bfloat16` or `float32`.
+            dtype: Of weights and forward pass, `bfloat16` or `float32`; see `eagle3.precision`.
             num_threads: CPU threads; None leaves torch's choice.
 
         Raises:
@@ -35,10 +36,11 @@ class TargetModel:
         if num_threads is not None:
             self._torch.set_num_threads(num_threads)
         loader: Any = transformers.AutoModelForCausalLM
+        loaded_as = getattr(self._torch, compute_dtype(dtype))
         shown_bars = transformers.utils.logging.is_progress_bar_enabled()
         transformers.utils.logging.disable_progress_bar()
         try:
-            model = loader.from_pretrained(directory, dtype=getattr(self._torch, dtype), local_files_only=True)
+            model = loader.from_pretrained(directory, dtype=loaded_as, local_files_only=True)
         except (OSError, ValueError, KeyError, RuntimeError) as exc:
             raise TargetError(
                 f"target {directory.name!r} cannot be loaded: {type(exc).__name__}: {str(exc)[:300]}. Check its files."

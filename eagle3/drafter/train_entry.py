@@ -1,13 +1,15 @@
 """The training process: `python -m eagle3.drafter.train_entry JOB.json`.
 
-It runs the trainer of speculators unmodified apart from three things. Every metric record also goes out as one JSON
+It runs the trainer of speculators unmodified apart from four things. Every metric record also goes out as one JSON
 line, into `metrics.jsonl` and on the file descriptor the job names. The trainer does not look for a git repository
-around it. And on a machine without accelerator three places that assume one are pointed at the CPU. All reach into
-private names, so the version is pinned and contract tests cover them. The trainer installs signal handlers, which is
-why it has a process of its own.
+around it. On a machine without accelerator three places that assume one are pointed at the CPU. And on a CPU without
+bfloat16 arithmetic the optimizer uses float32 where it insists on bfloat16. All reach into private names, so the
+versions are pinned and contract tests cover them. The trainer installs signal handlers, which is why it has a process
+of its own.
 """
 
 import ctypes
+import importlib
 import json
 import logging
 import os
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.drafter.trainer_settings import SUPPORTED_SPECULATORS
+from eagle3.precision import has_fast_bfloat16
 
 PR_SET_PDEATHSIG = 1
 """Linux `prctl` option. Source: linux/prctl.h."""
@@ -63,6 +66,15 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool, type(None))) else float(value)
 
 
+def adapt_to_machine() -> None:
+    """Make the changes that this machine's processors need."""
+    torch: Any = importlib.import_module("torch")
+    if torch.accelerator.current_accelerator(check_available=True) is None:
+        patch_for_cpu()
+    if not has_fast_bfloat16():
+        orthogonalize_in_float32()
+
+
 def patch_for_cpu() -> None:
     """Let the trainer run where torch has no accelerator."""
     import torch
@@ -86,6 +98,27 @@ def patch_for_cpu() -> None:
 
     patched_cli: Any = cli
     patched_cli.Trainer = CpuTrainer
+
+
+def orthogonalize_in_float32() -> None:
+    """Let the Muon optimizer make its matrices orthogonal in float32; it converts them to bfloat16 by itself."""
+    muon: Any = importlib.import_module("torch.optim._muon")
+    muon._zeropower_via_newtonschulz = newton_schulz  # noqa: SLF001
+
+
+def newton_schulz(grad_MN: Any, coefficients: tuple[float, float, float], num_steps: int, eps: float) -> Any:
+    """Return the matrix [M, N] that Muon steps along: `grad_MN` with singular values brought near 1, in float32.
+
+    The quintic iteration of torch's own Muon, step by step, in another dtype.
+    """
+    linear, cubic, quintic = coefficients
+    is_tall = grad_MN.shape[0] > grad_MN.shape[1]
+    wide = (grad_MN.T if is_tall else grad_MN).float()
+    wide = wide / wide.norm().clamp(min=eps)
+    for _ in range(num_steps):
+        gram = wide @ wide.T
+        wide = linear * wide + (cubic * gram + quintic * gram @ gram) @ wide
+    return wide.T if is_tall else wide
 
 
 def forget_surroundings() -> None:
@@ -149,7 +182,6 @@ def main(job_path: Path) -> None:
         RuntimeError: speculators has another version than the one this code was tested with.
     """
     die_with_parent()
-    import torch
     from speculators.train import cli
     from speculators.train.config import TrainConfig
 
@@ -163,8 +195,7 @@ def main(job_path: Path) -> None:
     )
     # The verifier's norm rebuilds the training targets; the trainer only warns when it does not find it.
     warnings.filterwarnings("error", message="Could not find final norm weights")
-    if torch.accelerator.current_accelerator(check_available=True) is None:
-        patch_for_cpu()
+    adapt_to_machine()
     forget_surroundings()
     report_metrics(MetricLines(int(job["progress_fd"]), Path(job["metrics"])))
     cli.main(config)

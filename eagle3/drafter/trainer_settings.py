@@ -34,6 +34,7 @@ def trainer_settings(
     mask_token_id: int,
     train_data_ratio: float,
     has_accelerator: bool,
+    compute_dtype: str,
 ) -> dict[str, SettingValue]:
     """Return the flat settings of one training run, each field named as the trainer names it.
 
@@ -48,6 +49,7 @@ def trainer_settings(
             to find one.
         train_data_ratio: See `eagle3.drafter.dataset.train_data_ratio`.
         has_accelerator: Without one the kernels that exist for accelerators only are replaced by plain ones.
+        compute_dtype: Of the forward pass: `training.dtype`, or what this machine computes in instead.
     """
     return {
         "speculator_type": "eagle3",
@@ -57,7 +59,7 @@ def trainer_settings(
         "verifier_name_or_path": str(target),
         "trust_remote_code": False,
         **_draft_settings(training, layer_ids, mask_token_id, has_accelerator=has_accelerator),
-        **_data_settings(training, data, train_data_ratio),
+        **_data_settings(training, data, train_data_ratio, compute_dtype),
         **_loss_and_optimizer_settings(training, has_accelerator=has_accelerator),
         "epochs": training.epochs,
         "checkpoint_freq": 1.0,
@@ -105,13 +107,16 @@ def _draft_settings(
     }
 
 
-def _data_settings(training: Training, data: Path, train_data_ratio: float) -> dict[str, SettingValue]:
+def _data_settings(
+    training: Training, data: Path, train_data_ratio: float, compute_dtype: str
+) -> dict[str, SettingValue]:
     return {
         "data_path": str(data),
         "hidden_states_backend": "file",
         "total_seq_len": training.total_seq_len,
         "train_data_ratio": train_data_ratio,
-        "hidden_states_dtype": training.dtype,
+        # Of the forward pass alone: checkpoints are bfloat16 in any case.
+        "hidden_states_dtype": compute_dtype,
         "num_workers": 0,
         "prefetch_factor": 4,
         "max_anchors": 512,

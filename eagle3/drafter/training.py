@@ -22,6 +22,7 @@ from eagle3.drafter.trainer_process import TrainerJob, read_metrics, run_trainer
 from eagle3.drafter.trainer_settings import SUPPORTED_SPECULATORS, trainer_settings
 from eagle3.errors import GateError, TrainingError
 from eagle3.formats import hidden_states_name
+from eagle3.precision import compute_dtype
 from eagle3.progress import Progress, ProgressEvent, no_progress
 from eagle3.recipe import Recipe
 
@@ -77,6 +78,7 @@ def train_draft(recipe: Recipe, run: RunDirectory, target: Path, progress: Progr
         raise GateError(
             f"config.json of target {target.name!r} names no end id (eos_token_id), which training needs. Add it."
         )
+    computed_in = compute_dtype(recipe.training.dtype)
     job = TrainerJob(
         settings=trainer_settings(
             recipe.training,
@@ -88,6 +90,7 @@ def train_draft(recipe: Recipe, run: RunDirectory, target: Path, progress: Progr
             mask_token_id=facts.end_ids[0],
             train_data_ratio=train_data_ratio(len(rows) - num_validation, num_validation),
             has_accelerator=has_accelerator(),
+            compute_dtype=computed_in,
         ),
         folder=work,
         num_threads=recipe.training.num_threads,
@@ -107,6 +110,7 @@ def train_draft(recipe: Recipe, run: RunDirectory, target: Path, progress: Progr
         "draft_vocab_coverage": vocabulary_coverage(rows, frozenset(draft.target_ids_D.tolist())),
         "layer_ids": list(capture.layer_ids),
         "device": reporter.device,
+        "computed_in": computed_in,
     }
     return stage.seal(shards, stats)
 

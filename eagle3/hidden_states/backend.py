@@ -25,6 +25,11 @@ class Backend(Protocol):
         """Version of the library that runs the forward pass."""
         ...
 
+    @property
+    def compute_dtype(self) -> str:
+        """Dtype of the forward pass; that of the captured states may be narrower."""
+        ...
+
     def capture(self, batch: Sequence[Sequence[int]]) -> list[Any]:
         """Return one tensor [T, L+1, H] per sequence of ids, slots as the capture contract says, in batch order."""
         ...

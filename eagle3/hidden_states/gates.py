@@ -247,6 +247,7 @@ def run_gates(
         "min_target_agreement": min_target_agreement,
         "identity_distance_by_slot": [round(value, 6) for value in distances],
         "median_rms_by_slot": [round(value, 4) for value in report.median_rms],
+        "computed_in": backend.compute_dtype,
     }
 
 

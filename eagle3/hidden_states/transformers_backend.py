@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.errors import MissingExtraError, TargetError
+from eagle3.precision import compute_dtype
 
 PREDICT_ROWS = 1024
 """Rows of logits computed at a time; bounds memory at 1024 x V values."""
@@ -45,7 +46,8 @@ class TransformersBackend:
         Args:
             directory: Hugging Face directory with configuration and weights.
             layer_ids: Input-of-layer ids, ascending.
-            dtype: `bfloat16` or `float32`, of the forward pass.
+            dtype: `bfloat16` or `float32`, of the captured states. The forward pass has it too, unless this processor
+                cannot do it at full speed: see `eagle3.precision`.
             num_threads: CPU threads; None leaves torch's choice. It holds for the whole process.
 
         Raises:
@@ -58,7 +60,8 @@ class TransformersBackend:
             self._torch.set_num_threads(num_threads)
         self._layer_ids = tuple(layer_ids)
         self._device = self._torch.device("cuda" if self._torch.cuda.is_available() else "cpu")
-        self._model = self._load(directory, dtype)
+        self._dtype = getattr(self._torch, dtype)
+        self._model = self._load(directory, compute_dtype(dtype))
         self._base: Any = getattr(self._model, "model", None)
         if not all(hasattr(self._base, part) for part in ("layers", "norm")):
             raise TargetError(
@@ -100,6 +103,11 @@ class TransformersBackend:
         """Version of transformers."""
         return str(self._transformers.__version__)
 
+    @property
+    def compute_dtype(self) -> str:
+        """Dtype of weights and forward pass."""
+        return str(self._model.dtype).removeprefix("torch.")
+
     @contextmanager
     def _captured(self, slots: list[Any]) -> Generator[None]:
         """Fill `slots`, one per captured layer and one for the final norm, with the input each of them gets."""
@@ -131,7 +139,7 @@ class TransformersBackend:
         slots: list[Any] = [None] * (len(self._layer_ids) + 1)
         with torch.inference_mode(), self._captured(slots):
             self._base(input_ids=input_ids_BT, use_cache=False)
-        stacked_BTLH = torch.stack(slots, dim=2).cpu()  # noqa: N806
+        stacked_BTLH = torch.stack(slots, dim=2).to(self._dtype).cpu()  # noqa: N806
         return [stacked_BTLH[row, : len(ids)] for row, ids in enumerate(batch)]
 
     def predict(self, hidden_TH: Any) -> Any:  # noqa: N803
@@ -139,7 +147,7 @@ class TransformersBackend:
         torch = self._torch
         with torch.inference_mode():
             parts = [
-                self._model.lm_head(self._base.norm(part.to(self._device))).argmax(dim=-1).cpu()
+                self._model.lm_head(self._base.norm(self._as_computed(part))).argmax(dim=-1).cpu()
                 for part in hidden_TH.split(PREDICT_ROWS)
             ]
         return torch.cat(parts)
@@ -147,7 +155,10 @@ class TransformersBackend:
     def final_norm(self, hidden_TH: Any) -> Any:  # noqa: N803
         """Return [T, H]: the states after the final norm."""
         with self._torch.inference_mode():
-            return self._base.norm(hidden_TH.to(self._device)).cpu()
+            return self._base.norm(self._as_computed(hidden_TH)).cpu()
+
+    def _as_computed(self, hidden_TH: Any) -> Any:  # noqa: N803
+        return hidden_TH.to(self._device, self._model.dtype)
 
     def reference_states(self, input_ids: Sequence[int]) -> Any:
         """Return [n+1, T, H] as the model's own `output_hidden_states`, one sequence, no hooks, no padding."""

@@ -87,6 +87,30 @@ def test_padding_changes_nothing(open_backend: Callable[..., Backend], dtype: st
         assert relative_error(state, alone) < TOLERANCE[dtype]
 
 
+def test_without_bfloat16_arithmetic_only_the_result_is_rounded(
+    open_backend: Callable[..., Backend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr("eagle3.precision.has_fast_bfloat16", lambda: False)
+    ids = SEQUENCES[2]
+    narrow, wide = open_backend("bfloat16"), open_backend("float32")
+    assert narrow.compute_dtype == "float32"
+    (states,), (expected,) = narrow.capture([ids]), wide.capture([ids])
+    assert states.dtype == torch.bfloat16
+    # Half a unit in the last of 8 binary places is the most that one rounding can be off.
+    assert relative_error(states, expected) < 2**-8
+    assert narrow.predict(states[:, -1]).tolist() == wide.predict(states[:, -1].float()).tolist()
+    assert relative_error(narrow.final_norm(states[:, -1]), wide.final_norm(expected[:, -1])) < 2**-7
+
+
+def test_where_bfloat16_is_fast_it_is_computed_in(
+    open_backend: Callable[..., Backend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eagle3.precision.has_fast_bfloat16", lambda: True)
+    assert open_backend("bfloat16").compute_dtype == "bfloat16"
+
+
 def test_a_state_depends_only_on_what_came_before(open_backend: Callable[..., Backend]) -> None:
     backend = open_backend("float32")
     ids = SEQUENCES[3]

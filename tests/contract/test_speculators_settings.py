@@ -28,6 +28,7 @@ def settings(tmp_path: Path, **training: object):
         mask_token_id=0,
         train_data_ratio=0.75,
         has_accelerator=False,
+        compute_dtype="float32",
     )
 
 

@@ -230,6 +230,22 @@ def test_features_are_inputs_of_layers_side_by_side(target):
     torch.testing.assert_close(found, torch.cat([states[layer][0] for layer in LAYER_IDS], dim=-1))
 
 
+class _InsteadOfTrainingError(Exception):
+    """Raised instead of training."""
+
+
+@pytest.mark.parametrize(("is_fast", "expected"), [(True, "bfloat16"), (False, "float32")])
+def test_the_trainer_computes_in_what_the_machine_can(tmp_path, target, monkeypatch, is_fast, expected):
+    def refuse(job, _reporter):
+        raise _InsteadOfTrainingError(job.settings["hidden_states_dtype"])
+
+    monkeypatch.setattr("eagle3.precision.has_fast_bfloat16", lambda: is_fast)
+    monkeypatch.setattr("eagle3.drafter.training.run_trainer", refuse)
+    recipe, run = make_recipe(tmp_path, dtype="bfloat16"), make_run(tmp_path / "r", target)
+    with pytest.raises(_InsteadOfTrainingError, match=expected):
+        train_draft(recipe, run, target)
+
+
 def load_trainer_model(checkpoint: Path, target: Path):
     """The trained draft in the trainer's own modules."""
     from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
