@@ -28,8 +28,8 @@ demo: $(STAMP) ## Run the whole pipeline on a real small model: no key, no cost,
 	$(BIN)/eagle3 demo
 
 .PHONY: test
-test: $(STAMP) ## Run all tests, two files at a time
-	$(BIN)/pytest -n 2 --dist loadfile
+test: $(STAMP) ## Run all tests, two files at a time, the long ones first
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: test-operations
 test-operations: $(STAMP) ## Operate a whole deployment: workers, kills, top-ups, the UI in a browser (many minutes)

@@ -6,10 +6,11 @@ the last of its file and is dropped.
 """
 
 import base64
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple, Self, cast
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
@@ -42,13 +43,39 @@ class Place(NamedTuple):
         Raises:
             ArtifactError: The bytes are not what was written.
         """
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            line = file.read(self.length)
-        entry = decode_line(line)
+        with JournalReader() as reader:
+            return reader.read(self)
+
+
+class JournalReader:
+    """Reads single lines back; of many, it opens each file once. Use it as a context manager."""
+
+    def __init__(self) -> None:
+        """Start with no file open."""
+        self._descriptors: dict[Path, int] = {}
+
+    def __enter__(self) -> Self:
+        """Do nothing yet."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close the files."""
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+    def read(self, place: Place) -> JsonObject:
+        """Return the entry of the line at `place`.
+
+        Raises:
+            ArtifactError: The bytes are not what was written.
+        """
+        descriptor = self._descriptors.get(place.path)
+        if descriptor is None:
+            descriptor = self._descriptors[place.path] = os.open(place.path, os.O_RDONLY)
+        entry = decode_line(os.pread(descriptor, place.length, place.offset))
         if entry is None:
             message = (
-                f"journal {self.path.name!r} changed at byte {self.offset} after it was written: restore the file."
+                f"journal {place.path.name!r} changed at byte {place.offset} after it was written: restore the file."
             )
             raise ArtifactError(message)
         return entry

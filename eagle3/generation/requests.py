@@ -29,9 +29,9 @@ def longest_run_s(provider: ChatProvider, settings: Generation, max_tokens: int)
     return deadline_s(settings, max_tokens) + RENEW_S if provider.answers_outlive_us else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plan:
-    """How the samples of one dataset are asked for."""
+    """How the samples of one dataset are asked for. Known by identity: there are few, and each is made once."""
 
     dataset: str
     sampling: Sampling
@@ -85,6 +85,8 @@ class RequestWriter:
         self._history = history
         self._cooldown = cooldown
         self._template_options = template_options
+        self._routings: dict[tuple[Plan, tuple[str, ...]], tuple[str, JsonObject]] = {}
+        """Id and object by plan and endpoints to be left out: thousands of requests share one."""
 
     def restore(self, work: Work) -> None:
         """Give a request that an earlier process sent its own bytes back, if they can be built again."""
@@ -99,18 +101,24 @@ class RequestWriter:
     async def body(self, work: Work) -> bytes:
         """Return the sample's bytes; new ones leave resting providers out."""
         if work.body is None:
-            eligible = work.plan.selection.eligible
-            resting = set(self._cooldown.resting([endpoint.provider for endpoint in eligible], time.monotonic()))
-            ignore = sorted(endpoint.tag for endpoint in eligible if endpoint.provider in resting)
-            tags = [endpoint.tag for endpoint in eligible]
-            routing = self._provider.routing(tags, work.plan.cap, ignore)
-            work.routing_id = sha256_text(canonical_json(routing))[:12]
+            work.routing_id, routing = self._routing(work.plan)
             if work.routing_id not in self._history.routings:
                 entry: JsonObject = {"kind": "routing", "routing": work.routing_id, "object": routing}
                 self._history.apply(ACCOUNT, entry)
                 await self._journal.append(ACCOUNT, entry)
             work.body = self._build(work, routing)
         return work.body
+
+    def _routing(self, plan: Plan) -> tuple[str, JsonObject]:
+        """Return id and routing object of a new request."""
+        eligible = plan.selection.eligible
+        resting = set(self._cooldown.resting([endpoint.provider for endpoint in eligible], time.monotonic()))
+        ignore = tuple(sorted(endpoint.tag for endpoint in eligible if endpoint.provider in resting))
+        found = self._routings.get((plan, ignore))
+        if found is None:
+            routing = self._provider.routing([endpoint.tag for endpoint in eligible], plan.cap, ignore)
+            found = self._routings[plan, ignore] = sha256_text(canonical_json(routing))[:12], routing
+        return found
 
     def _build(self, work: Work, routing: JsonObject) -> bytes:
         prompt = work.prompt

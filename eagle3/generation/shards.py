@@ -12,7 +12,7 @@ from eagle3.artifacts import OpenStage, RunDirectory, ShardRef, Stage, StageMani
 from eagle3.errors import ArtifactError
 from eagle3.formats import COMPLETIONS, completion_to_row, prompt_from_json, read_json_lines, write_rows
 from eagle3.generation.history import History
-from eagle3.generation.journal_lines import raw_of
+from eagle3.generation.journal_lines import JournalReader, raw_of
 from eagle3.providers.wire import parse_reply
 from eagle3.recipe import Recipe
 from eagle3.records import Completion, FailedCompletion, FailureClass, JsonObject, PromptRecord, Usage, canonical_json
@@ -167,10 +167,11 @@ def write_shard(
 ) -> ShardRef:
     """Write the completions of a shard whose samples are all final."""
     completions: list[Completion] = []
-    for prompt in prompts:
-        place = history.sample(prompt.sample_id).answer
-        if place is not None:
-            completions.append(completion_from_entry(prompt.dataset, place.read(), quantizations))
+    with JournalReader() as reader:
+        for prompt in prompts:
+            place = history.sample(prompt.sample_id).answer
+            if place is not None:
+                completions.append(completion_from_entry(prompt.dataset, reader.read(place), quantizations))
     cost_usd = sum((completion.cost_usd for completion in completions), Decimal(0))
     return stage.commit_shard(
         shard_name(prompt_shard),

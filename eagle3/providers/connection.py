@@ -159,7 +159,8 @@ class Connection:
         # with the headers: together a third of a request's CPU.
         sent = httpx.Headers(self._posted)
         sent["content-length"] = str(len(body))
-        sent.update(headers)
+        if headers is not None:
+            sent.update(headers)
         request = httpx.Request(
             "POST", url, headers=sent, stream=httpx.ByteStream(body), extensions=dict(self._extensions)
         )

@@ -233,7 +233,9 @@ class FastTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send one request; the response's body arrives through its stream."""
-        body = await request.aread()
+        # A body that lies in memory is taken at once: asking for it as an async stream costs as much as sending it.
+        stream = request.stream
+        body = b"".join(stream) if isinstance(stream, httpx.ByteStream) else await request.aread()
         url = request.url
         origin = (url.scheme, url.host, url.port or _DEFAULT_PORTS[url.scheme])
         connection = self._take(origin) or await self._connect(origin, request)

@@ -1,6 +1,7 @@
 """The journal's lines: exact bytes, torn tails, damage, and places."""
 
 import json
+import os
 import zlib
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from eagle3.errors import ArtifactError
 from eagle3.generation.journal_lines import (
+    JournalReader,
     Place,
     decode_line,
     encode_line,
@@ -129,6 +131,28 @@ def test_places_lead_back_to_entries_and_notice_changes(tmp_path):
     path.write_bytes(bytes(data))
     with pytest.raises(ArtifactError, match="changed at byte"):
         places[1].read()
+
+
+def test_a_reader_opens_each_file_once_and_leaves_none_open(tmp_path, monkeypatch):
+    opened: list[int] = []
+    plain = os.open
+
+    def remember(path: Path, flags: int) -> int:
+        opened.append(plain(path, flags))
+        return opened[-1]
+
+    paths = [write(tmp_path / f"journal-000{number}.jsonl", ENTRY, ANSWER) for number in (1, 2)]
+    found = [(place, entry) for path in paths for place, entry in read_journal(path)]
+    monkeypatch.setattr(os, "open", remember)
+    with JournalReader() as reader:
+        assert [reader.read(place) for place, _ in reversed(found)] == [entry for _, entry in reversed(found)]
+        assert len(opened) == len(paths)
+        paths[1].write_bytes(paths[1].read_bytes().replace(b'"b"', b'"c"').replace(b'"a"', b'"d"'))
+        with pytest.raises(ArtifactError, match=r"journal-0002\.jsonl' changed at byte"):
+            reader.read(found[2][0])
+    for descriptor in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
 
 
 def test_files_are_read_in_the_order_of_their_numbers(tmp_path):
