@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt requirements-no-deps.txt
 install: $(STAMP) ## Create the virtual environment and install everything
 
 .PHONY: demo
-demo: $(STAMP) ## Run the whole pipeline on a real small model: no key, no cost, under 10 minutes on 2 cores
+demo: $(STAMP) ## Run the whole pipeline on a real small model: no key, no cost, about 10 minutes on 2 cores
 	$(BIN)/eagle3 demo
 
 .PHONY: test
