@@ -1,4 +1,4 @@
-"""What a machine computes in when it cannot do the wanted arithmetic at full speed."""
+"""What torch has to compute with on this machine, and what it computes in without the wanted arithmetic."""
 
 import importlib
 from typing import Any
@@ -20,10 +20,16 @@ def compute_dtype(wanted: str) -> str:
     return wanted if wanted != "bfloat16" or has_fast_bfloat16() else "float32"
 
 
+def has_accelerator() -> bool:
+    """Whether torch sees an accelerator on this machine."""
+    torch: Any = importlib.import_module("torch")
+    return torch.accelerator.current_accelerator(check_available=True) is not None
+
+
 def has_fast_bfloat16() -> bool:
     """Whether torch has an accelerator here, or bfloat16 kernels for this processor."""
     torch: Any = importlib.import_module("torch")
-    if torch.accelerator.current_accelerator(check_available=True) is not None:
+    if has_accelerator():
         return True
     # The one place that knows which kernels this build picks; torch's own compiler asks here too.
     supported: Any = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.drafter.trainer_settings import SUPPORTED_SPECULATORS
-from eagle3.precision import has_fast_bfloat16
+from eagle3.precision import has_accelerator, has_fast_bfloat16
 
 PR_SET_PDEATHSIG = 1
 """Linux `prctl` option. Source: linux/prctl.h."""
@@ -68,8 +68,7 @@ def _plain(value: Any) -> Any:
 
 def adapt_to_machine() -> None:
     """Make the changes that this machine's processors need."""
-    torch: Any = importlib.import_module("torch")
-    if torch.accelerator.current_accelerator(check_available=True) is None:
+    if not has_accelerator():
         patch_for_cpu()
     if not has_fast_bfloat16():
         orthogonalize_in_float32()

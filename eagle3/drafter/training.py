@@ -16,13 +16,13 @@ from typing import Any
 from eagle3.artifacts import OpenStage, RunDirectory, ShardRef, Stage, StageManifest, verify_shard
 from eagle3.drafter.dataset import CorpusRow, read_corpus, train_data_ratio, vocabulary_coverage, write_trainer_data
 from eagle3.drafter.draft_model import load_draft
-from eagle3.drafter.extra import import_torch, require_train_extra
+from eagle3.drafter.extra import require_train_extra
 from eagle3.drafter.target_facts import check_capture, check_final_norm, read_target_facts
 from eagle3.drafter.trainer_process import TrainerJob, read_metrics, run_trainer
 from eagle3.drafter.trainer_settings import SUPPORTED_SPECULATORS, trainer_settings
 from eagle3.errors import GateError, TrainingError
 from eagle3.formats import hidden_states_name
-from eagle3.precision import compute_dtype
+from eagle3.precision import compute_dtype, has_accelerator
 from eagle3.progress import Progress, ProgressEvent, no_progress
 from eagle3.recipe import Recipe
 
@@ -118,11 +118,6 @@ def train_draft(recipe: Recipe, run: RunDirectory, target: Path, progress: Progr
 def copy_weights(source: Path, path: Path) -> None:
     """Write a copy of `source` to `path`."""
     copyfile(source, path)
-
-
-def has_accelerator() -> bool:
-    """Whether torch sees an accelerator on this machine."""
-    return import_torch().accelerator.current_accelerator(check_available=True) is not None
 
 
 def check_same_rows(rows: Sequence[CorpusRow], shards: Sequence[ShardRef]) -> None:

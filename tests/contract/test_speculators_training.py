@@ -13,144 +13,28 @@ import pytest
 
 from eagle3.artifacts import RunDirectory, Stage
 from eagle3.drafter import evaluate_draft, export_draft, train_draft
-from eagle3.drafter.continuation import TargetModel
 from eagle3.drafter.draft_model import load_draft
 from eagle3.drafter.evaluation import Continuation, check_report, measure
 from eagle3.drafter.export import check_bundle
 from eagle3.drafter.target_facts import read_target_facts
 from eagle3.drafter.trainer_process import complete_epochs, read_metrics
 from eagle3.errors import EvaluationError, ExportError, GateError
-from eagle3.formats import CORPUS, hidden_states_name, write_rows
+from eagle3.formats import hidden_states_name
 from eagle3.progress import ProgressEvent
-from eagle3.recipe import Recipe, recipe_from_mapping
+from tests.contract.tiny_drafter import (
+    LAYER_IDS,
+    NUM_TRAIN,
+    NUM_VALIDATION,
+    PROMPT_TOKENS,
+    make_recipe,
+    make_run,
+    make_target,
+)
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("speculators")
 
 pytestmark = pytest.mark.slow
-
-LAYER_IDS = (2, 4, 5)
-VOCABULARY = 128
-NUM_TRAIN, NUM_VALIDATION = 40, 9
-PROMPT_TOKENS, ANSWER_TOKENS = 6, 24
-
-
-def make_recipe(folder: Path, **training: object) -> Recipe:
-    document = {
-        "name": "tiny",
-        "target": {"name": "tiny-target", "weights": {"kind": "directory", "path": "target"}, "grammar": "chatml"},
-        "prompts": {"datasets": [{"name": "a", "path": "a.jsonl"}]},
-        "generation": {"provider": {"kind": "openai", "base_url": "http://127.0.0.1:1", "model": "m"}, "budget_usd": 1},
-        "corpus": {"max_sample_tokens": 64, "validation_samples": NUM_VALIDATION},
-        "hidden_states": {"dtype": "float32"},
-        "training": {
-            "epochs": 6,
-            "learning_rate": 0.01,
-            "total_seq_len": 128,
-            "draft_vocab_size": 96,
-            "dtype": "float32",
-            "num_threads": 1,
-            **training,
-        },
-        "evaluation": {"max_prompts": NUM_VALIDATION, "max_new_tokens": ANSWER_TOKENS},
-    }
-    return recipe_from_mapping(document, folder)
-
-
-def make_target(folder: Path) -> Path:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    model = LlamaForCausalLM(config)
-    for name, parameter in model.named_parameters():
-        if "norm" not in name:
-            parameter.data.normal_(0.0, 0.09)
-        else:
-            parameter.data.uniform_(0.7, 1.3)
-    model.save_pretrained(folder)
-    return folder
-
-
-def make_run(folder: Path, target: Path) -> RunDirectory:
-    """A run with a sealed corpus (greedy answers of the target) and its hidden states."""
-    from safetensors.torch import save_file
-    from transformers import LlamaForCausalLM
-
-    model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-    generator = torch.Generator().manual_seed(7)
-    run = RunDirectory(folder)
-    rows = []
-    states = run.open_stage(Stage.HIDDEN_STATES, {}, {})
-    files = []
-    for index in range(NUM_TRAIN + NUM_VALIDATION):
-        prompt = torch.randint(3, VOCABULARY, (1, PROMPT_TOKENS), generator=generator)
-        with torch.inference_mode():
-            ids = model.generate(prompt, max_new_tokens=ANSWER_TOKENS, do_sample=False, pad_token_id=2)
-            hidden = model(ids, output_hidden_states=True).hidden_states
-            captured = {}
-            hook = model.model.norm.register_forward_pre_hook(lambda _, args, kept=captured: kept.update(last=args[0]))
-            model(ids)
-            hook.remove()
-        input_ids = ids[0].tolist()
-        slots = torch.stack([*(hidden[layer][0] for layer in LAYER_IDS), captured["last"][0]], dim=1).contiguous()
-        tensors = {"hidden_states": slots, "token_ids": ids[0].clone()}
-        files.append(
-            states.commit_shard(
-                hidden_states_name(index),
-                lambda path, tensors=tensors: save_file(tensors, path),
-                num_samples=1,
-                num_tokens=len(input_ids),
-            )
-        )
-        rows.append(
-            {
-                "sample_id": f"{index:032x}",
-                "dataset": "ab"[index % 2],
-                "input_ids": input_ids,
-                "num_prompt_tokens": PROMPT_TOKENS,
-                "segments": [
-                    {"kind": "prompt", "start": 0, "stop": PROMPT_TOKENS},
-                    {"kind": "content", "start": PROMPT_TOKENS, "stop": len(input_ids)},
-                ],
-                "exactness": "exact_ids",
-                "provider": "p",
-                "finish_reason": "length",
-            }
-        )
-    contract = {
-        "layer_ids": list(LAYER_IDS),
-        "num_layers": 8,
-        "hidden_size": 64,
-        "dtype": "float32",
-        "layer_convention": "input_of_layer",
-        "order": "ascending",
-        "final_slot": "pre_norm",
-        "tokenizer_sha256": "tokenizer digest",
-    }
-    states.seal(files, {"contract": contract})
-    corpus = run.open_stage(Stage.CORPUS, {}, {"tokenizer": "tokenizer digest"})
-    shards = [
-        corpus.commit_shard(
-            f"{split}/shard-00000.parquet",
-            lambda path, part=part: write_rows(path, part, CORPUS),
-            num_samples=len(part),
-        )
-        for split, part in (("train", rows[:NUM_TRAIN]), ("validation", rows[NUM_TRAIN:]))
-    ]
-    corpus.seal(shards, {})
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -205,29 +89,6 @@ def test_a_trained_draft_accepts_more_than_an_untrained_one(evaluated):
     assert stats["acceptance_length_trained"] == pytest.approx(1 + sum(stats["acceptance_by_position"]), abs=1e-3)
     assert stats["rounds"] > 20
     assert [shard.path for shard in evaluated.shards] == ["continuations.jsonl", "report.json"]
-
-
-def test_continuations_are_those_of_plain_greedy_decoding(trained, target):
-    from transformers import LlamaForCausalLM
-
-    model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-    ours = TargetModel(target, "float32", 1)
-    prompts = [[5, 9, 11], [7, 3, 21, 40, 41, 42, 43], [99]]
-    answers = ours.continue_greedily(prompts, (2,), 12, lambda done: None)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        wanted = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=2)
-        assert answer == wanted[0, len(prompt) :].tolist()
-
-
-def test_features_are_inputs_of_layers_side_by_side(target):
-    from transformers import LlamaForCausalLM
-
-    model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-    ids = [5, 9, 11, 30]
-    with torch.inference_mode():
-        states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
-    found = TargetModel(target, "float32", 1).features(ids, LAYER_IDS)
-    torch.testing.assert_close(found, torch.cat([states[layer][0] for layer in LAYER_IDS], dim=-1))
 
 
 class _InsteadOfTrainingError(Exception):
@@ -403,7 +264,9 @@ RESUMED = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from test_speculators_training import RunDirectory, make_recipe, train_draft
+from eagle3.artifacts import RunDirectory
+from eagle3.drafter import train_draft
+from tiny_drafter import make_recipe
 train_draft(make_recipe(Path(sys.argv[2]), epochs=40), RunDirectory(Path(sys.argv[3])), Path(sys.argv[4]))
 """
 
